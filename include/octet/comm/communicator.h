@@ -1,0 +1,44 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <memory>
+#include <string>
+
+#include "octet/base/tensor.h"
+#include "octet/runtime/device.h"
+
+namespace octet {
+
+enum class ReduceOp { kSum, kMax };
+
+/// A group of ranks that exchange tensors. All members make the same calls in the same order. Calls are queued
+/// on the stream (CPU: done when they return). Elements are float32, float64, bfloat16 or int32. A reduction of
+/// bfloat16 adds in float32 where the transport allows. A group of one copies where input and output differ.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Which axis this is, for messages: "data", "tensor", …
+  virtual const std::string& name() const = 0;
+
+  virtual void all_reduce(Stream& stream, Tensor values, ReduceOp op) = 0;
+  /// out (n elements) = element-wise sum over ranks of part `rank()` of in (size()·n elements). `out` may be
+  /// exactly that part of `in`.
+  virtual void reduce_scatter(Stream& stream, Tensor in, Tensor out) = 0;
+  /// Part r of out (size()·n elements) = rank r's in (n elements). `in` may be exactly this rank's part of `out`.
+  virtual void all_gather(Stream& stream, Tensor in, Tensor out) = 0;
+  virtual void broadcast(Stream& stream, Tensor values, int root) = 0;
+};
+
+/// Blocking collectives of MPI on host memory. Duplicates `ranks`.
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm ranks, std::string name);
+
+/// NCCL on device memory, one rank a device. Throws Error(kDevice) in a build without CUDA.
+std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name);
+
+/// MPI with copies through host memory, for several ranks on one GPU (run.share_gpus): slow, for tests.
+std::unique_ptr<Communicator> make_staged_communicator(MPI_Comm ranks, Device& device, std::string name);
+
+}  // namespace octet

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <vector>
+
+#include "octet/model/activation_table.h"
+#include "octet/model/parameter_access.h"
+#include "octet/model/parameter_table.h"
+#include "octet/model/tensor_axis.h"
+#include "octet/ops/ops.h"
+
+namespace octet {
+
+/// What every layer of a network works with.
+struct LayerContext {
+  const ModelShape& shape;
+  const ParameterTable& table;
+  ParameterAccess& parameters;
+  TensorAxis& tensor;
+  Ops& ops;
+  DType compute = DType::kF32;
+  std::int64_t batch = 0, sequence = 0;  ///< a micro-batch on this rank
+
+  std::int64_t tokens() const { return batch * sequence; }
+};
+
+/// The residual stream between blocks: its value is residual + delta, added by the next norm in the same pass. delta may be empty.
+struct ResidualStream {
+  Tensor residual, delta;
+};
+
+/// All transformer blocks of a network, pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Covers Llama-like (RMSNorm, rotary positions, SwiGLU) and
+/// GPT-2-like (LayerNorm, GELU, biases) blocks.
+///
+/// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the halves, and the MLP's inner projection.
+/// Norm outputs and the MLP's activation are never saved: the backward kernels that read their inputs anyway write them once more.
+class BlockStack {
+ public:
+  /// Declares activations for `layers` layers in the arenas.
+  BlockStack(const LayerContext& context, Arena& saved, Arena& scratch);
+
+  const ActivationTable& activations() const { return activations_; }
+  const AttentionShape& attention() const { return attention_; }
+  /// Positions (int32 [1, tokens]) and rotation table of the present micro-batch; for rotary models.
+  void set_positions(Tensor positions, Tensor rope_table) {
+    positions_ = positions;
+    rope_table_ = rope_table;
+  }
+
+  /// Where the input of layer 0 is to be written: [tokens of this rank, hidden].
+  Tensor input() const { return tensor(rows_.x, 0); }
+  /// Runs one layer. With `slab` another layer's memory is used for what is saved (evaluation runs all layers in slab 0).
+  ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
+  /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
+  void backward(Stream& stream, int layer, Tensor gradient);
+
+ private:
+  struct Weights {  ///< rows of the parameter table; -1 where the model has none
+    int bucket, q, v, o, gate, up, down, q_bias, v_bias, o_bias, up_bias, down_bias;
+    int attention_norm, attention_norm_bias, mlp_norm, mlp_norm_bias, q_norm, k_norm;
+  };
+  struct Rows {  ///< rows of the activation table; -1 where the model has none
+    int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd, mlp_mean, inner;
+    int normed_whole, normed, partial, delta, wide, dqkv;
+  };
+
+  Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
+  Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
+  Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
+  /// The MLP's activation, [tokens, mlp of this rank].
+  Tensor activated() const {
+    const Tensor wide = tensor(rows_.wide, 0);
+    return {wide.data, wide.dtype, wide.rows, context_.shape.mlp / context_.tensor.size()};
+  }
+  void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd, Tensor mean);
+  /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
+  void norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
+  void attention_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
+  void mlp_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
+  /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
+  void weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias, int last_bias);
+  /// A bias behind a row-split product is added by one tensor rank only, since the products are summed.
+  Tensor once(Tensor bias) const { return context_.tensor.rank() == 0 ? bias : Tensor{}; }
+
+  LayerContext context_;
+  HeadLayout heads_;
+  AttentionShape attention_;
+  ActivationTable activations_;
+  Rows rows_{};
+  std::vector<Weights> weights_;
+  Tensor positions_, rope_table_;
+};
+
+}  // namespace octet

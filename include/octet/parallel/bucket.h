@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "octet/model/parameter_table.h"
+
+namespace octet {
+
+/// One parameter inside a bucket of one tensor rank.
+struct BucketEntry {
+  int row = 0;                ///< of the parameter table
+  LocalParameter local;
+  std::int64_t offset = 0;    ///< first element in the bucket
+};
+
+/// All parameters of a layer in one flat buffer, padded so that data ranks own equal contiguous slices.
+struct Bucket {
+  std::vector<BucketEntry> entries;
+  std::int64_t size = 0;      ///< elements, padding included
+};
+
+/// A run of elements of a bucket that the optimizer treats alike.
+struct Region {
+  std::int64_t begin = 0, end = 0;
+  bool decay = false, replicated = false, partial = false;
+  std::int64_t size() const { return end - begin; }
+};
+
+/// A contiguous part of a bucket that is one box of one global parameter.
+struct PlacedBox {
+  int row = 0;                ///< of the parameter table
+  Box box;                    ///< global
+  std::int64_t offset = 0;    ///< first element in the bucket
+  bool replicated = false;
+};
+
+/// Where every parameter lies on one tensor rank. The same for all tensor ranks but for the boxes; slices are `size / slices` long.
+class BucketLayout {
+ public:
+  BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size, bool sequence_parallel, int slices);
+
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const Bucket& bucket(int number) const { return buckets_.at(static_cast<std::size_t>(number)); }
+  const BucketEntry& entry(int row) const;
+  int bucket_of(int row) const { return table_.rows()[static_cast<std::size_t>(row)].bucket; }
+  const ParameterTable& table() const { return table_; }
+
+  /// Elements [begin, end) of a bucket as runs of equal treatment, in order, covering all of it.
+  std::vector<Region> regions(int bucket, std::int64_t begin, std::int64_t end) const;
+  /// Elements [begin, end) of a bucket as boxes, at most three a parameter; padding has none.
+  std::vector<PlacedBox> boxes(int bucket, std::int64_t begin, std::int64_t end) const;
+  /// Elements in all buckets.
+  std::int64_t elements() const;
+
+ private:
+  const ParameterTable& table_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::pair<int, int>> place_;  ///< of a row: bucket and entry
+};
+
+}  // namespace octet

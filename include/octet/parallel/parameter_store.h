@@ -1,0 +1,124 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octet/comm/communicator.h"
+#include "octet/model/parameter_access.h"
+#include "octet/ops/ops.h"
+#include "octet/parallel/bucket.h"
+#include "octet/runtime/arena.h"
+#include "octet/runtime/stream_timer.h"
+
+namespace octet {
+
+/// Which parts of training state a data rank keeps (Rajbhandari et al. 2020): optimizer state and gradients whole or a slice.
+struct ZeroStage {
+  int stage = 1;
+  bool shards_optimizer() const { return stage >= 1; }
+  bool shards_gradients() const { return stage >= 2; }
+};
+
+/// Communicators that the store uses. Gradients and parameters travel at the same time, so each has its own.
+struct StoreRanks {
+  Communicator& data_gradients;
+  Communicator& data_parameters;
+  Communicator& tensor;
+};
+
+/// AdamW's settings that do not change from step to step.
+struct AdamwSettings {
+  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.1f;
+};
+
+/// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0, 1 and 2. Collectives run on streams of their own: a bucket is
+/// reduced as soon as its gradients are queued, and gathered as soon as it is updated.
+class ParameterStore final : public ParameterAccess {
+ public:
+  ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute, int micro_batches, StoreRanks ranks,
+                 StreamTimer& timer);
+
+  /// Bytes by class, for the memory report.
+  std::vector<std::pair<std::string, std::int64_t>> memory() const;
+
+  /// Sets masters to the table's initial values (equal for every layout) and publishes them.
+  void initialise(Stream& stream, std::uint64_t seed);
+  /// Makes compute parameters of the masters on all ranks.
+  void publish(Stream& stream);
+
+  /// Starts micro-batch `index` of a step.
+  void begin_micro_batch(int index) { micro_batch_ = index; }
+  Tensor parameter(int first, int last) override;
+  Tensor gradient(int first, int last) override;
+  bool accumulates(int bucket) const override;
+  void begin_forward(Stream& stream, int bucket) override;
+  void begin_backward(Stream& stream, int bucket) override;
+  void finish_backward(Stream& stream, int bucket) override;
+
+  /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared gradient to the scalars.
+  void finish_gradients(Stream& stream, StepScalars* scalars);
+  /// AdamW on what this rank owns, then gathers parameters, bucket by bucket.
+  void update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars);
+
+  /// One contiguous box of state: kind 0 parameters, 1 first moments, 2 second moments.
+  struct StateBox {
+    std::string name;          ///< such as "parameters/layers.0.attention.q.weight"
+    std::int64_t rows = 0, cols = 0;
+    Box box;
+    Tensor memory;             ///< float32 on the device
+  };
+  /// What this rank saves, so that all ranks' boxes cover every tensor once; or all that it holds, for loading.
+  std::vector<StateBox> saved_boxes() const;
+  std::vector<StateBox> held_boxes() const;
+  /// The reduced gradient that this rank holds, unscaled, as boxes named "gradients/…"; valid after finish_gradients. For tests and tools.
+  std::vector<StateBox> gradient_boxes() const;
+
+ private:
+  struct BucketState {
+    Tensor parameters;                             ///< compute dtype, whole
+    Tensor gradients;                              ///< float32: whole, or a staging buffer shared with other buckets
+    Tensor gradient_slice;                         ///< float32, with sharded gradients
+    Tensor master, first_moment, second_moment;    ///< float32: the optimizer range
+    std::unique_ptr<Event> gathered, reduced;
+    int staging = -1;
+  };
+  struct Staging {
+    int handle = -1;
+    std::unique_ptr<Event> free;                   ///< the last reduction out of this buffer is done
+  };
+
+  std::int64_t slice(int bucket) const { return layout_.bucket(bucket).size / data_size_; }
+  /// What the optimizer of this rank updates, in elements of the bucket.
+  std::pair<std::int64_t, std::int64_t> optimizer_range(int bucket) const;
+  std::pair<std::int64_t, std::int64_t> owned_range(int bucket) const;
+  /// The reduced gradient over the optimizer range.
+  Tensor reduced_gradient(int bucket) const;
+  bool staged() const { return stage_.shards_gradients() && data_size_ > 1; }
+  int staging_of(int bucket) const;
+  BucketState& state(int bucket) { return states_.at(static_cast<std::size_t>(bucket)); }
+  const BucketState& state(int bucket) const { return states_.at(static_cast<std::size_t>(bucket)); }
+  void reserve(DType compute);
+  void gather(Stream& stream, int bucket);
+  Tensor view(Tensor flat, int first, int last) const;
+  std::vector<StateBox> state_boxes(bool saving) const;
+
+  Device& device_;
+  Ops& ops_;
+  const BucketLayout& layout_;
+  ZeroStage stage_;
+  int micro_batches_;
+  int micro_batch_ = 0;
+  StoreRanks ranks_;
+  StreamTimer& timer_;
+  int data_rank_, data_size_;
+  std::unique_ptr<Stream> reduce_stream_, gather_stream_;
+  std::unique_ptr<Event> ready_;                   ///< reused: "this stream has come so far"
+  Arena parameters_{"parameters"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
+  std::vector<BucketState> states_;
+  std::vector<Staging> stagings_;
+  int incoming_ = -1;                              ///< where slices arrive that are to be added
+};
+
+}  // namespace octet

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+
+namespace octet {
+
+/// Sizes of the parallel axes, or a rank's place along each.
+struct GridPoint {
+  int tensor = 1, context = 1, data = 1, pipeline = 1;
+  int volume() const { return tensor * context * data * pipeline; }
+};
+
+/// Place of a rank: tensor is the fastest axis, so that the chattiest one stays inside a node, then context, data, pipeline.
+GridPoint place_of(int rank, const GridPoint& sizes);
+
+/// The MPI communicators of this rank's axes, made in the same order on all ranks.
+class Grid {
+ public:
+  Grid(MPI_Comm ranks, const GridPoint& sizes);
+  ~Grid();
+  Grid(const Grid&) = delete;
+  Grid& operator=(const Grid&) = delete;
+
+  const GridPoint& sizes() const { return sizes_; }
+  const GridPoint& place() const { return place_; }
+  MPI_Comm tensor() const { return tensor_; }
+  MPI_Comm data() const { return data_; }
+  /// "data 4 × tensor 2"; axes of size 1 are left out.
+  std::string describe() const;
+
+ private:
+  GridPoint sizes_, place_;
+  MPI_Comm tensor_ = MPI_COMM_NULL, data_ = MPI_COMM_NULL;
+};
+
+}  // namespace octet

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "octet/comm/communicator.h"
+#include "octet/config/deck.h"
+#include "octet/data/batch_loader.h"
+#include "octet/model/network.h"
+#include "octet/parallel/parameter_store.h"
+#include "octet/runtime/grid.h"
+#include "octet/runtime/world.h"
+
+namespace octet {
+
+/// What a finished step says.
+struct StepResult {
+  double loss = 0.0;            ///< mean over target tokens, nats; NaN when there were none
+  double tokens = 0.0;          ///< target tokens
+  double gradient_norm = 0.0;   ///< of the mean gradient, before clipping
+  double learning_rate = 0.0;
+  bool skipped = false;
+  std::int64_t updates = 0;     ///< optimizer updates so far
+  double step_ms = 0.0;         ///< on the device, from the end of the step before to the end of this
+  double comm_ms = 0.0;         ///< collectives, and waits for them, that compute stood still for; 0 unless measured
+};
+
+struct Evaluation {
+  double loss = 0.0;            ///< mean over target tokens, nats
+  double tokens = 0.0;
+};
+
+/// A model and its training state on this rank: everything between a micro-batch of tokens and a weight update. The deck is resolved. All ranks make the
+/// same calls.
+class Engine {
+ public:
+  Engine(const World& world, const Deck& deck, Device& device, bool shared_device);
+  ~Engine();
+
+  const ModelShape& shape() const { return shape_; }
+  const ParameterTable& table() const { return table_; }
+  const Grid& grid() const { return grid_; }
+  BatchCut cut() const;
+  std::string layout() const;
+  /// Bytes on the device by class.
+  std::vector<std::pair<std::string, std::int64_t>> memory() const;
+
+  void initialise();
+  /// Queues one training step. `measured`: also time collectives. The micro-batches must stay valid until result() of this step returned.
+  void step(const std::vector<MicroBatch>& batches, bool measured);
+  /// Marks "now" as the start of the next step's time, after a pause such as an evaluation.
+  void restart_clock();
+  /// Steps queued whose result was not taken yet: 0 to 2.
+  int pending() const { return static_cast<int>(queued_ - taken_); }
+  /// The oldest of them; waits for it.
+  StepResult result();
+
+  /// Mean loss of the first `samples` samples of a file (0: all): the same for every layout and micro-batch.
+  Evaluation evaluate(const TokenFile& file, std::int64_t samples);
+
+  /// State by box: what this rank saves, or all that it holds. `updates` belongs to it.
+  const ParameterStore& store() const { return *store_; }
+  Stream& stream() { return *stream_; }
+  Device& device() { return device_; }
+  /// After masters were written: publishes them and sets the optimizer's step count.
+  void restored(std::int64_t updates);
+
+ private:
+  DeviceBatch upload(const MicroBatch& batch);
+
+  struct Slot {                     ///< what is read back of one step
+    std::unique_ptr<Buffer> scalars;
+    std::unique_ptr<Event> end;
+    int timing = 0;                 ///< number of the collectives' time sum
+    bool measured = false;
+  };
+  Slot& slot(std::int64_t step) { return slots_[static_cast<std::size_t>(step) % slots_.size()]; }
+
+  const World& world_;
+  Deck deck_;
+  ModelShape shape_;
+  ParameterTable table_;
+  Grid grid_;
+  Device& device_;
+  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Ops> ops_;
+  StreamTimer timer_;
+  TensorAxis axis_;
+  Arena saved_{"activations"}, scratch_{"work space"}, small_{"tables"};
+  BucketLayout layout_;
+  std::unique_ptr<ParameterStore> store_;
+  std::unique_ptr<Network> network_;
+  int packed_ = 0, rates_ = 0, scalars_ = 0, evaluation_ = 0;
+  std::array<Slot, 3> slots_;       ///< two steps in flight, and the end of the one before
+  std::int64_t queued_ = 0, taken_ = 0;
+};
+
+}  // namespace octet

@@ -1,0 +1,201 @@
+#include "octet/model/block.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace octet {
+
+BlockStack::BlockStack(const LayerContext& context, Arena& saved, Arena& scratch) : context_(context) {
+  const ModelShape& shape = context.shape;
+  const TensorAxis& tensor = context.tensor;
+  heads_ = local_heads(shape, tensor.rank(), tensor.size());
+  attention_ = {heads_, context.batch, context.sequence, 1.0f / std::sqrt(static_cast<float>(shape.head_size))};
+
+  const std::int64_t t = context.tokens(), shard = tensor.shard(t), h = shape.hidden;
+  const std::int64_t f = shape.mlp / tensor.size(), inner = shape.gated() ? 2 * f : f;
+  const DType type = context.compute;
+  const bool layer_norm = shape.norm() == NormKind::kLayer;
+  const auto keep = [&](const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
+    return activations_.add(name, dtype, rows, cols, Lifetime::kSaved);
+  };
+  const auto work = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+    return activations_.add(name, type, rows, cols, Lifetime::kScratch);
+  };
+  rows_.x = keep("x", type, shard, h);
+  rows_.attention_rstd = keep("attention_norm.rstd", DType::kF32, 1, shard);
+  rows_.attention_mean = layer_norm ? keep("attention_norm.mean", DType::kF32, 1, shard) : -1;
+  rows_.unnormed = shape.qk_norm ? keep("qkv before norm", type, t, heads_.packed()) : -1;
+  rows_.head_rstd = shape.qk_norm ? keep("head_norm.rstd", DType::kF32, t, heads_.heads + heads_.kv_heads) : -1;
+  rows_.qkv = keep("qkv", type, t, heads_.packed());
+  rows_.out = keep("attention.out", type, t, heads_.query());
+  rows_.statistics = keep("attention.statistics", DType::kF32, context.batch * heads_.heads, context.sequence);
+  rows_.middle = keep("middle", type, shard, h);
+  rows_.mlp_rstd = keep("mlp_norm.rstd", DType::kF32, 1, shard);
+  rows_.mlp_mean = layer_norm ? keep("mlp_norm.mean", DType::kF32, 1, shard) : -1;
+  rows_.inner = keep("mlp.inner", type, t, inner);
+
+  const bool sharded = tensor.sequence_parallel();
+  rows_.normed_whole = work("normed, all tokens", t, h);
+  rows_.normed = sharded ? work("normed", shard, h) : rows_.normed_whole;
+  rows_.partial = work("partial sums", t, h);
+  rows_.delta = sharded ? work("delta", shard, h) : rows_.partial;
+  rows_.wide = work("mlp activation", t, std::max(f, heads_.query()));
+  rows_.dqkv = work("qkv gradient", t, heads_.packed());
+  activations_.reserve(static_cast<int>(shape.layers), saved, scratch);
+
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
+    const auto row = [&](const char* name) { return context.table.find(fmt::format("layers.{}.{}", layer, name)); };
+    const auto row_if = [&](bool present, const char* name) { return present ? row(name) : -1; };
+    const bool biases = shape.biases(), qkv_bias = biases || shape.qkv_bias;
+    Weights w{};
+    w.bucket = static_cast<int>(layer) + 1;
+    w.q = row("attention.q.weight");
+    w.v = row("attention.v.weight");
+    w.o = row("attention.o.weight");
+    w.up = row("mlp.up.weight");
+    w.gate = shape.gated() ? row("mlp.gate.weight") : w.up;
+    w.down = row("mlp.down.weight");
+    w.q_bias = row_if(qkv_bias, "attention.q.bias");
+    w.v_bias = row_if(qkv_bias, "attention.v.bias");
+    w.o_bias = row_if(biases, "attention.o.bias");
+    w.up_bias = row_if(biases, "mlp.up.bias");
+    w.down_bias = row_if(biases, "mlp.down.bias");
+    w.attention_norm = row("attention_norm.weight");
+    w.attention_norm_bias = row_if(biases, "attention_norm.bias");
+    w.mlp_norm = row("mlp_norm.weight");
+    w.mlp_norm_bias = row_if(biases, "mlp_norm.bias");
+    w.q_norm = row_if(shape.qk_norm, "attention.q_norm.weight");
+    w.k_norm = row_if(shape.qk_norm, "attention.k_norm.weight");
+    weights_.push_back(w);
+  }
+}
+
+void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
+                              Tensor rstd, Tensor mean) {
+  const ModelShape& shape = context_.shape;
+  context_.ops.norm_forward(stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row),
+                                     weight(bias_row), sum, tensor(rows_.normed, 0), rstd, mean});
+}
+
+ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
+  Ops& ops = context_.ops;
+  ParameterAccess& parameters = context_.parameters;
+  TensorAxis& axis = context_.tensor;
+  const Weights& w = weights_[static_cast<std::size_t>(layer)];
+  const Tensor x = tensor(rows_.x, slab), qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab);
+  const Tensor middle = tensor(rows_.middle, slab), inner = tensor(rows_.inner, slab);
+  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
+  const Tensor partial = tensor(rows_.partial, 0), delta = tensor(rows_.delta, 0);
+
+  norm_forward(stream, in, w.attention_norm, w.attention_norm_bias, x, tensor(rows_.attention_rstd, slab),
+               tensor(rows_.attention_mean, slab));
+  const Tensor qkv_bias = w.q_bias < 0 ? Tensor{} : parameters.parameter(w.q_bias, w.v_bias);
+  const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
+  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole), .b = parameters.parameter(w.q, w.v),
+                      .transpose_b = true, .y = projected, .bias = qkv_bias});
+  if (w.q_norm >= 0) {
+    ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm), weight(w.k_norm), qkv,
+                          tensor(rows_.head_rstd, slab));
+  }
+  if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
+  ops.attention_forward(stream, attention_, qkv, out, tensor(rows_.statistics, slab));
+  ops.matmul(stream, {.a = out, .b = weight(w.o), .transpose_b = true, .y = partial, .bias = once(weight(w.o_bias))});
+
+  const Tensor attended = axis.reduce(stream, partial, delta);
+  norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
+               tensor(rows_.mlp_mean, slab));
+  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole), .b = parameters.parameter(w.gate, w.up),
+                      .transpose_b = true, .y = inner, .bias = weight(w.up_bias)});
+  const Tensor activation = activated();
+  if (context_.shape.gated()) {
+    ops.swiglu_forward(stream, inner, activation);
+  } else {
+    ops.gelu_forward(stream, inner, activation);
+  }
+  ops.matmul(stream,
+             {.a = activation, .b = weight(w.down), .transpose_b = true, .y = partial, .bias = once(weight(w.down_bias))});
+  return {middle, axis.reduce(stream, partial, delta)};
+}
+
+void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
+                                 int last_bias) {
+  const bool accumulate = context_.parameters.accumulates(bucket);
+  context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = context_.parameters.gradient(first, last),
+                               .accumulate = accumulate});
+  if (first_bias < 0) return;
+  context_.ops.bias_backward(stream, dy, context_.parameters.gradient(first_bias, last_bias), accumulate);
+}
+
+void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd,
+                               Tensor mean, Tensor dy, Tensor dx) {
+  NormBackward args;
+  args.kind = context_.shape.norm();
+  args.x = x;
+  args.weight = weight(weight_row);
+  args.bias = weight(bias_row);
+  args.rstd = rstd;
+  args.mean = mean;
+  args.dy = dy;
+  args.dx = dx;
+  args.y = dy;
+  args.dweight = gradient(weight_row);
+  args.dbias = gradient(bias_row);
+  args.accumulate = context_.parameters.accumulates(bucket);
+  context_.ops.norm_backward(stream, args);
+}
+
+void BlockStack::mlp_backward(Stream& stream, const Weights& w, int layer, Tensor dx) {
+  Ops& ops = context_.ops;
+  TensorAxis& axis = context_.tensor;
+  const Tensor inner = tensor(rows_.inner, layer), activation = activated();
+  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
+
+  const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
+  ops.matmul(stream, {.a = dy, .b = weight(w.down), .y = activation});
+  if (context_.shape.gated()) {
+    ops.swiglu_backward(stream, inner, activation);
+  } else {
+    ops.gelu_backward(stream, inner, activation);
+  }
+  weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
+  ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = normed_whole});
+  const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
+  norm_backward(stream, w.bucket, tensor(rows_.middle, layer), w.mlp_norm, w.mlp_norm_bias, tensor(rows_.mlp_rstd, layer),
+                tensor(rows_.mlp_mean, layer), dnormed, dx);
+  weight_gradient(stream, w.bucket, inner, axis.gather(stream, dnormed, normed_whole), w.gate, w.up, w.up_bias, w.up_bias);
+}
+
+void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer, Tensor dx) {
+  Ops& ops = context_.ops;
+  TensorAxis& axis = context_.tensor;
+  const Tensor qkv = tensor(rows_.qkv, layer), out = tensor(rows_.out, layer), dqkv = tensor(rows_.dqkv, 0);
+  const Tensor wide = tensor(rows_.wide, 0);
+  const Tensor dout{wide.data, wide.dtype, out.rows, out.cols};
+  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
+
+  const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
+  ops.matmul(stream, {.a = dy, .b = weight(w.o), .y = dout});
+  weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
+  ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, layer), dout, dqkv);
+  if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
+  if (w.q_norm >= 0) {
+    ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, layer), tensor(rows_.head_rstd, layer), weight(w.q_norm),
+                           weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
+                           context_.parameters.accumulates(w.bucket));
+  }
+  ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = normed_whole});
+  const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
+  norm_backward(stream, w.bucket, tensor(rows_.x, layer), w.attention_norm, w.attention_norm_bias,
+                tensor(rows_.attention_rstd, layer), tensor(rows_.attention_mean, layer), dnormed, dx);
+  weight_gradient(stream, w.bucket, dqkv, axis.gather(stream, dnormed, normed_whole), w.q, w.v, w.q_bias, w.v_bias);
+}
+
+void BlockStack::backward(Stream& stream, int layer, Tensor dx) {
+  const Weights& w = weights_[static_cast<std::size_t>(layer)];
+  mlp_backward(stream, w, layer, dx);
+  attention_backward(stream, w, layer, dx);
+}
+
+}  // namespace octet

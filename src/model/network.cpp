@@ -1,0 +1,187 @@
+#include "octet/model/network.h"
+
+#include <algorithm>
+
+namespace octet {
+
+Network::Network(const LayerContext& context, std::int64_t logits_bytes, Arena& saved, Arena& scratch)
+    : context_(context), blocks_(context, saved, scratch), scratch_(scratch) {
+  const ModelShape& shape = context.shape;
+  const ParameterTable& table = context.table;
+  const TensorAxis& tensor = context.tensor;
+  embedding_ = table.find("embedding.weight");
+  if (!shape.rotary()) positions_ = table.find("positions.weight");
+  head_ = shape.tied ? embedding_ : table.find("head.weight");
+  norm_ = table.find("norm.weight");
+  if (shape.biases()) norm_bias_ = table.find("norm.bias");
+  const ParameterRow& head = table.rows()[static_cast<std::size_t>(head_)];
+  const LocalParameter local = local_part(head, shape, tensor.rank(), tensor.size(), tensor.sequence_parallel());
+  first_id_ = local.box.row;
+  valid_ = local.box.rows;
+
+  const std::int64_t t = context.tokens(), shard = tensor.shard(t), h = shape.hidden;
+  const DType type = context.compute;
+  piece_ = std::clamp<std::int64_t>(logits_bytes / (local.rows * size_of(type)), 1, t);
+  if (piece_ > 128) piece_ -= piece_ % 128;
+  last_ = edges_.add("last stream", type, shard, h, Lifetime::kSaved);
+  last_rstd_ = edges_.add("norm.rstd", DType::kF32, 1, shard, Lifetime::kSaved);
+  last_mean_ = shape.norm() == NormKind::kLayer ? edges_.add("norm.mean", DType::kF32, 1, shard, Lifetime::kSaved) : -1;
+  normed_whole_ = edges_.add("last normed, all tokens", type, t, h, Lifetime::kScratch);
+  normed_ = tensor.sequence_parallel() ? edges_.add("last normed", type, shard, h, Lifetime::kScratch) : normed_whole_;
+  gradient_ = edges_.add("stream gradient", type, shard, h, Lifetime::kScratch);
+  logits_ = edges_.add("logits", type, piece_, local.rows, Lifetime::kScratch);
+  partial_ = edges_.add("loss parts", DType::kF32, piece_, 3, Lifetime::kScratch);
+  partials_ = edges_.add("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3, Lifetime::kScratch);
+  edges_.reserve(1, saved, scratch);
+  if (shape.rotary()) {
+    rope_table_ = scratch.reserve(DType::kF32, context.sequence, shape.head_size);
+  } else {
+    position_order_ = scratch.reserve(DType::kI32, 1, t);
+  }
+}
+
+void Network::prepare(Device& device, Stream& stream) {
+  if (rope_table_ >= 0) {
+    const std::vector<float> table = rope_table(context_.shape, context_.sequence);
+    const Tensor to = scratch_.tensor(rope_table_);
+    device.copy(stream, to.data, table.data(), to.bytes());
+    stream.synchronize();
+  } else {
+    // Positions run 0 … sequence-1 in every sample, so the tokens in rising order of position are known.
+    std::vector<std::int32_t> order;
+    for (std::int64_t position = 0; position < context_.sequence; ++position) {
+      for (std::int64_t sample = 0; sample < context_.batch; ++sample) {
+        order.push_back(static_cast<std::int32_t>(sample * context_.sequence + position));
+      }
+    }
+    const Tensor to = scratch_.tensor(position_order_);
+    device.copy(stream, to.data, order.data(), to.bytes());
+    stream.synchronize();
+  }
+}
+
+Workload Network::workload() const {
+  const ModelShape& shape = context_.shape;
+  const std::int64_t inner = shape.mlp * (shape.gated() ? 2 : 1);
+  return {context_.compute, context_.tokens(), std::max({inner, shape.hidden, blocks_.attention().layout.packed()}),
+          blocks_.attention()};
+}
+
+void Network::embed(Stream& stream, const DeviceBatch& batch) {
+  ParameterAccess& parameters = context_.parameters;
+  const TensorAxis& tensor = context_.tensor;
+  parameters.begin_forward(stream, 0);
+  // With tensor parallelism every rank adds the rows it holds; one of them adds the positions.
+  const bool with_positions = positions_ >= 0 && tensor.rank() == 0;
+  const Tensor out = tensor.sequence_parallel() ? edges_.tensor(normed_whole_, 0) : blocks_.input();
+  context_.ops.embedding_forward(stream, batch.ids, parameters.parameter(embedding_), first_id_, batch.positions,
+                                 with_positions ? parameters.parameter(positions_) : Tensor{}, out);
+  tensor.reduce(stream, out, blocks_.input());
+}
+
+ResidualStream Network::run_blocks(Stream& stream, const DeviceBatch& batch, bool keep) {
+  if (rope_table_ >= 0) blocks_.set_positions(batch.positions, scratch_.tensor(rope_table_));
+  embed(stream, batch);
+  ResidualStream values{blocks_.input(), {}};
+  for (int layer = 0; layer < static_cast<int>(context_.shape.layers); ++layer) {
+    context_.parameters.begin_forward(stream, layer + 1);
+    values = blocks_.forward(stream, layer, keep ? layer : 0, values);
+  }
+  return values;
+}
+
+void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, bool gradient,
+                   StepScalars* scalars) {
+  ParameterAccess& parameters = context_.parameters;
+  const TensorAxis& tensor = context_.tensor;
+  const ModelShape& shape = context_.shape;
+  Ops& ops = context_.ops;
+  const int norm_bucket = context_.table.buckets() - 1, head_bucket = shape.tied ? 0 : norm_bucket;
+  if (gradient) {
+    parameters.begin_backward(stream, norm_bucket);
+    if (shape.tied) parameters.begin_backward(stream, 0);
+  } else {
+    parameters.begin_forward(stream, norm_bucket);
+  }
+  const auto optional = [&](int row) { return row < 0 ? Tensor{} : parameters.parameter(row); };
+  const auto mean = last_mean_ < 0 ? Tensor{} : edges_.tensor(last_mean_, 0);
+  const Tensor last = edges_.tensor(last_, 0), rstd = edges_.tensor(last_rstd_, 0), normed = edges_.tensor(normed_, 0);
+  ops.norm_forward(stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, parameters.parameter(norm_),
+                            optional(norm_bias_), last, normed, rstd, mean});
+  const Tensor whole = tensor.gather(stream, normed, edges_.tensor(normed_whole_, 0));
+
+  const Tensor weight = parameters.parameter(head_);
+  bool accumulate = parameters.accumulates(head_bucket);
+  const double share = tensor.rank() == 0 ? 1.0 : 0.0;
+  for (std::int64_t at = 0; at < whole.rows; at += piece_) {
+    const std::int64_t count = std::min(piece_, whole.rows - at);
+    const Tensor rows = whole.row_range(at, count), targets = batch.targets.range(at, count);
+    const Tensor logits = edges_.tensor(logits_, 0).row_range(0, count);
+    const Tensor partial = edges_.tensor(partial_, 0).row_range(0, count);
+    ops.matmul(stream, {.a = rows, .b = weight, .transpose_b = true, .y = logits});
+    ops.cross_entropy_partial(stream, logits, first_id_, valid_, targets, partial);
+    const Tensor partials =
+        tensor.gather_all(stream, partial, edges_.tensor(partials_, 0).row_range(0, count * tensor.size()));
+    ops.cross_entropy_finish(stream, logits, first_id_, valid_, targets, partials, share, gradient, scalars);
+    if (!gradient) continue;
+    ops.matmul(stream, {.a = logits, .b = rows, .transpose_a = true, .y = parameters.gradient(head_),
+                        .accumulate = accumulate});
+    accumulate = true;
+    // The normed rows have served: their gradient takes their place.
+    ops.matmul(stream, {.a = logits, .b = weight, .y = rows});
+  }
+  if (!gradient) return;
+
+  const Tensor dnormed = tensor.reduce(stream, whole, normed);
+  const Tensor dx = edges_.tensor(gradient_, 0);
+  ops.fill(stream, dx, 0.0f);
+  NormBackward args;
+  args.kind = shape.norm();
+  args.x = in.delta ? last : in.residual;
+  args.weight = parameters.parameter(norm_);
+  args.bias = optional(norm_bias_);
+  args.rstd = rstd;
+  args.mean = mean;
+  args.dy = dnormed;
+  args.dx = dx;
+  args.dweight = parameters.gradient(norm_);
+  args.dbias = norm_bias_ < 0 ? Tensor{} : parameters.gradient(norm_bias_);
+  args.accumulate = parameters.accumulates(norm_bucket);
+  ops.norm_backward(stream, args);
+  parameters.finish_backward(stream, norm_bucket);
+}
+
+void Network::embed_backward(Stream& stream, const DeviceBatch& batch) {
+  ParameterAccess& parameters = context_.parameters;
+  Ops& ops = context_.ops;
+  if (!context_.shape.tied) parameters.begin_backward(stream, 0);
+  const bool accumulate = parameters.accumulates(0);
+  const Tensor dx = context_.tensor.gather(stream, edges_.tensor(gradient_, 0), edges_.tensor(normed_whole_, 0));
+  const Tensor dtable = parameters.gradient(embedding_);
+  if (!context_.shape.tied && !accumulate) ops.fill(stream, dtable, 0.0f);
+  ops.embedding_backward(stream, batch.ids, batch.order, dx, first_id_, dtable);
+  if (positions_ >= 0) {
+    const Tensor dpositions = parameters.gradient(positions_);
+    if (!accumulate) ops.fill(stream, dpositions, 0.0f);
+    ops.embedding_backward(stream, batch.positions, scratch_.tensor(position_order_), dx, 0, dpositions);
+  }
+  parameters.finish_backward(stream, 0);
+}
+
+void Network::train(Stream& stream, const DeviceBatch& batch, StepScalars* scalars) {
+  const ResidualStream last = run_blocks(stream, batch, true);
+  head(stream, last, batch, true, scalars);
+  const Tensor gradient = edges_.tensor(gradient_, 0);
+  for (int layer = static_cast<int>(context_.shape.layers) - 1; layer >= 0; --layer) {
+    context_.parameters.begin_backward(stream, layer + 1);
+    blocks_.backward(stream, layer, gradient);
+    context_.parameters.finish_backward(stream, layer + 1);
+  }
+  embed_backward(stream, batch);
+}
+
+void Network::evaluate(Stream& stream, const DeviceBatch& batch, StepScalars* scalars) {
+  head(stream, run_blocks(stream, batch, false), batch, false, scalars);
+}
+
+}  // namespace octet

@@ -1,0 +1,141 @@
+#include "cpu_ops.h"
+#include "loops.h"
+#include "octet/base/rng.h"
+
+namespace octet {
+namespace {
+
+/// gelu(x) = x · sigmoid(slope(x)): the tanh form, by 1 + tanh(z) = 2·sigmoid(2z).
+constexpr float kGeluSlope = 1.59576912f;  // 2·sqrt(2/pi)
+constexpr float kGeluCubic = 0.044715f;
+
+float gelu_gate(float x) {
+  return cpu::sigmoid(kGeluSlope * (x + kGeluCubic * x * x * x));
+}
+
+}  // namespace
+
+void CpuOps::swiglu_forward(Stream&, Tensor gate_up, Tensor out) {
+  OCTET_ASSERT(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols);
+  cpu::with_type(out.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t row = 0; row < out.rows; ++row) {
+      const T* const gate = gate_up.as<T>() + row * gate_up.cols;
+      const T* const up = gate + out.cols;
+      T* const to = out.as<T>() + row * out.cols;
+      for (std::int64_t j = 0; j < out.cols; ++j) {
+        const float g = static_cast<float>(gate[j]);
+        to[j] = static_cast<T>(g * cpu::sigmoid(g) * static_cast<float>(up[j]));
+      }
+    }
+  });
+}
+
+void CpuOps::swiglu_backward(Stream&, Tensor gate_up, Tensor dout) {
+  OCTET_ASSERT(gate_up.rows == dout.rows && gate_up.cols == 2 * dout.cols);
+  cpu::with_type(dout.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t row = 0; row < dout.rows; ++row) {
+      T* const gate = gate_up.as<T>() + row * gate_up.cols;
+      T* const up = gate + dout.cols;
+      T* const gradient = dout.as<T>() + row * dout.cols;
+      for (std::int64_t j = 0; j < dout.cols; ++j) {
+        const float g = static_cast<float>(gate[j]), u = static_cast<float>(up[j]);
+        const float d = static_cast<float>(gradient[j]);
+        const float gating = cpu::sigmoid(g), silu = g * gating;
+        gate[j] = static_cast<T>(d * u * (gating + silu * (1.0f - gating)));
+        up[j] = static_cast<T>(d * silu);
+        gradient[j] = static_cast<T>(silu * u);
+      }
+    }
+  });
+}
+
+void CpuOps::gelu_forward(Stream&, Tensor in, Tensor out) {
+  OCTET_ASSERT(in.size() == out.size());
+  cpu::with_type(in.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const T* const from = in.as<T>();
+    T* const to = out.as<T>();
+    for (std::int64_t i = 0, count = in.size(); i < count; ++i) {
+      const float x = static_cast<float>(from[i]);
+      to[i] = static_cast<T>(x * gelu_gate(x));
+    }
+  });
+}
+
+void CpuOps::gelu_backward(Stream&, Tensor in, Tensor dout) {
+  OCTET_ASSERT(in.size() == dout.size());
+  cpu::with_type(in.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* const values = in.as<T>();
+    T* const gradients = dout.as<T>();
+    for (std::int64_t i = 0, count = in.size(); i < count; ++i) {
+      const float x = static_cast<float>(values[i]);
+      const float gate = gelu_gate(x);
+      const float slope = kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
+      const float derivative = gate + x * slope * gate * (1.0f - gate);
+      values[i] = static_cast<T>(static_cast<float>(gradients[i]) * derivative);
+      gradients[i] = static_cast<T>(x * gate);
+    }
+  });
+}
+
+void CpuOps::bias_backward(Stream&, Tensor dy, Tensor dbias, bool accumulate) {
+  OCTET_ASSERT(dbias.size() == dy.cols);
+  cpu::with_type(dy.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    cpu::sum_columns(dy.rows, dy.cols, dbias.as<float>(), accumulate,
+                     [&](std::int64_t row, std::int64_t begin, std::int64_t count, double* sums) {
+                       const T* const line = dy.as<T>() + row * dy.cols + begin;
+                       for (std::int64_t j = 0; j < count; ++j) sums[j] += static_cast<float>(line[j]);
+                     });
+  });
+}
+
+void CpuOps::cast(Stream&, Tensor from, Tensor to) {
+  OCTET_ASSERT(from.size() == to.size());
+  cpu::with_type(from.dtype, [&](auto from_zero) {
+    cpu::with_type(to.dtype, [&](auto to_zero) {
+      const auto* const source = from.as<decltype(from_zero)>();
+      auto* const target = to.as<decltype(to_zero)>();
+      for (std::int64_t i = 0, count = from.size(); i < count; ++i) {
+        target[i] = static_cast<decltype(to_zero)>(static_cast<float>(source[i]));
+      }
+    });
+  });
+}
+
+void CpuOps::add(Stream&, Tensor from, Tensor to) {
+  OCTET_ASSERT(from.size() == to.size());
+  cpu::with_type(from.dtype, [&](auto from_zero) {
+    cpu::with_type(to.dtype, [&](auto to_zero) {
+      const auto* const source = from.as<decltype(from_zero)>();
+      auto* const target = to.as<decltype(to_zero)>();
+      for (std::int64_t i = 0, count = from.size(); i < count; ++i) {
+        target[i] =
+            static_cast<decltype(to_zero)>(static_cast<float>(target[i]) + static_cast<float>(source[i]));
+      }
+    });
+  });
+}
+
+void CpuOps::fill_normal(Stream&, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
+                         std::int64_t stride) {
+  float* to = values.as<float>();
+  for (std::int64_t row = 0; row < values.rows; ++row, to += values.cols) {
+    const std::int64_t first = first_index + row * stride;
+    for (std::int64_t j = 0; j < values.cols; ++j) {
+      to[j] = deviation * normal_at(key, static_cast<std::uint64_t>(first + j));
+    }
+  }
+}
+
+void CpuOps::fill(Stream&, Tensor values, float value) {
+  cpu::with_type(values.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    std::fill_n(values.as<T>(), values.size(), static_cast<T>(value));
+  });
+}
+
+}  // namespace octet

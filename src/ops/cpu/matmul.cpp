@@ -1,0 +1,101 @@
+#include <algorithm>
+
+#include "blas.h"
+#include "cpu_ops.h"
+#include "loops.h"
+#include "matmul_blocks.h"
+
+namespace octet {
+namespace {
+
+using cpu::gemm;
+using cpu::Operand;
+
+/// y (+)= bias on every row.
+void start_with_bias(const float* bias, std::int64_t cols, float* y, std::int64_t rows, bool accumulate) {
+  for (std::int64_t row = 0; row < rows; ++row, y += cols) {
+    for (std::int64_t j = 0; j < cols; ++j) y[j] = bias[j] + (accumulate ? y[j] : 0.0f);
+  }
+}
+
+void matmul_float(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k) {
+  float* y = args.y.as<float>();
+  if (args.bias) start_with_bias(args.bias.as<float>(), n, y, m, args.accumulate);
+  const Operand a{args.a.as<float>(), args.a.cols, args.transpose_a};
+  const Operand b{args.b.as<float>(), args.b.cols, args.transpose_b};
+  gemm(m, n, k, 1.0f, a, b, args.bias || args.accumulate ? 1.0f : 0.0f, y, n);
+}
+
+/// Widens rows [row, row + rows) × columns [col, col + cols) of a stored matrix.
+void widen(const Tensor& from, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols,
+           float* to) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const BF16* line = from.as<BF16>() + (row + i) * from.cols + col;
+    for (std::int64_t j = 0; j < cols; ++j) to[i * cols + j] = static_cast<float>(line[j]);
+  }
+}
+
+/// The block [rows, cols] at (row, col) of op(x), widened.
+Operand widen_operand(const Tensor& x, bool transposed, std::int64_t row, std::int64_t rows, std::int64_t col,
+                      std::int64_t cols, float* to) {
+  if (transposed) {
+    widen(x, col, cols, row, rows, to);
+    return {to, rows, true};
+  }
+  widen(x, row, rows, col, cols, to);
+  return {to, cols, false};
+}
+
+/// Products of bfloat16 operands by float32 blocks, each output element summed in float32 and rounded once.
+template <typename Y>
+void matmul_bf16(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k, float* scratch) {
+  constexpr std::int64_t kBlock = cpu::kMatmulBlock;
+  float* const a_block = scratch;
+  float* const b_block = a_block + kBlock * kBlock;
+  float* const y_block = b_block + kBlock * kBlock;
+  for (std::int64_t row = 0; row < m; row += kBlock) {
+    const std::int64_t rows = std::min(kBlock, m - row);
+    for (std::int64_t col = 0; col < n; col += kBlock) {
+      const std::int64_t cols = std::min(kBlock, n - col);
+      std::fill_n(y_block, rows * cols, 0.0f);
+      for (std::int64_t inner = 0; inner < k; inner += kBlock) {
+        const std::int64_t depth = std::min(kBlock, k - inner);
+        const Operand a = widen_operand(args.a, args.transpose_a, row, rows, inner, depth, a_block);
+        const Operand b = widen_operand(args.b, args.transpose_b, inner, depth, col, cols, b_block);
+        gemm(rows, cols, depth, 1.0f, a, b, 1.0f, y_block, cols);
+      }
+      for (std::int64_t i = 0; i < rows; ++i) {
+        Y* const y = args.y.as<Y>() + (row + i) * n + col;
+        const BF16* const bias = args.bias ? args.bias.as<BF16>() + col : nullptr;
+        for (std::int64_t j = 0; j < cols; ++j) {
+          float value = y_block[i * cols + j];
+          if (bias != nullptr) value += static_cast<float>(bias[j]);
+          if (args.accumulate) value += static_cast<float>(y[j]);
+          y[j] = static_cast<Y>(value);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void CpuOps::matmul(Stream&, const Matmul& args) {
+  const std::int64_t m = args.transpose_a ? args.a.cols : args.a.rows;
+  const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
+  const std::int64_t n = args.transpose_b ? args.b.rows : args.b.cols;
+  OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k);
+  OCTET_ASSERT(args.y.rows == m && args.y.cols == n);
+  OCTET_ASSERT(args.a.dtype == args.b.dtype && (!args.bias || args.bias.dtype == args.a.dtype));
+  OCTET_ASSERT(!args.bias || args.bias.size() == n);
+  if (m == 0 || n == 0) return;
+  if (args.a.dtype == DType::kF32) {
+    matmul_float(args, m, n, k);
+    return;
+  }
+  OCTET_ASSERT(matmul_scratch_.size() == cpu::kMatmulScratch);
+  cpu::with_type(args.y.dtype,
+                 [&](auto y) { matmul_bf16<decltype(y)>(args, m, n, k, matmul_scratch_.data()); });
+}
+
+}  // namespace octet

@@ -1,0 +1,172 @@
+// SwiGLU and GELU, forward and backward.
+// Bytes moved (compute dtype of s bytes, f outputs a row): swiglu forward 3·t·f·s, backward 6·t·f·s (gate, up and
+// dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s.
+#include "drivers.h"
+#include "kernel_tools.cuh"
+
+namespace octet::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <typename T>
+__device__ float sigmoid(float x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+  } else {
+    return 1.0f / (1.0f + expf(-x));
+  }
+}
+
+// tanh(x) = 2·sigmoid(2x) - 1, good enough where the result is rounded to bfloat16.
+template <typename T>
+__device__ float hyperbolic_tangent(float x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return 2.0f * sigmoid<T>(2.0f * x) - 1.0f;
+  } else {
+    return tanhf(x);
+  }
+}
+
+constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
+constexpr float kGeluCubic = 0.044715f;
+
+// blockIdx.x counts a row's blocks, row after row, so that only it has to be divided.
+struct RowBlocks {
+  unsigned blocks_a_row;
+  std::int64_t packs;  // of one row
+};
+
+struct Place {
+  std::int64_t row, pack;
+};
+
+__device__ inline Place place_of(const RowBlocks& split) {
+  const unsigned row = blockIdx.x / split.blocks_a_row, block = blockIdx.x - row * split.blocks_a_row;
+  return {std::int64_t{row}, std::int64_t{block} * kThreads + threadIdx.x};
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(const T* gate_up, T* out, RowBlocks split) {
+  const Place at = place_of(split);
+  if (at.pack >= split.packs) return;
+  const T* gate_row = gate_up + at.row * 2 * split.packs * N;
+  const Pack<T, N> gate = Pack<T, N>::load(gate_row + at.pack * N);
+  const Pack<T, N> up = Pack<T, N>::load(gate_row + (split.packs + at.pack) * N);
+  Pack<T, N> y;
+#pragma unroll
+  for (int n = 0; n < N; ++n) y.set(n, gate[n] * sigmoid<T>(gate[n]) * up[n]);
+  y.store(out + (at.row * split.packs + at.pack) * N);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(T* gate_up, T* dout, RowBlocks split) {
+  const Place at = place_of(split);
+  if (at.pack >= split.packs) return;
+  T* gate_at = gate_up + at.row * 2 * split.packs * N + at.pack * N;
+  T* up_at = gate_at + split.packs * N;
+  T* dout_at = dout + (at.row * split.packs + at.pack) * N;
+  Pack<T, N> gate = Pack<T, N>::load(gate_at), up = Pack<T, N>::load(up_at), grad = Pack<T, N>::load(dout_at);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float g = gate[n], u = up[n], d = grad[n];
+    const float s = sigmoid<T>(g), silu = g * s;
+    gate.set(n, d * u * s * (1.0f + g * (1.0f - s)));
+    up.set(n, d * silu);
+    grad.set(n, silu * u);
+  }
+  gate.store(gate_at);
+  up.store(up_at);
+  grad.store(dout_at);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) gelu_forward_kernel(const T* in, T* out, std::int64_t packs) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= packs) return;
+  Pack<T, N> x = Pack<T, N>::load(in + i * N);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float v = x[n];
+    x.set(n, 0.5f * v * (1.0f + hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v))));
+  }
+  x.store(out + i * N);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) gelu_backward_kernel(T* in, T* dout, std::int64_t packs) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= packs) return;
+  Pack<T, N> x = Pack<T, N>::load(in + i * N), grad = Pack<T, N>::load(dout + i * N);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float v = x[n], d = grad[n];
+    const float t = hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v));
+    const float inner = kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
+    x.set(n, d * (0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * inner));
+    grad.set(n, 0.5f * v * (1.0f + t));
+  }
+  x.store(in + i * N);
+  grad.store(dout + i * N);
+}
+
+template <typename Launch>
+void swiglu(Tensor gate_up, Tensor out, Launch launch) {
+  if (out.size() == 0) return;
+  const bool full = takes_full_packs(out.dtype, out.cols, gate_up.data, out.data);
+  with_width(out.dtype, full, [&](auto element, auto width) {
+    const std::int64_t packs = out.cols / decltype(width)::value;
+    const unsigned blocks_a_row = grid_size(divide_up(packs, kThreads));
+    launch(element, width, grid_size(out.rows * blocks_a_row), RowBlocks{blocks_a_row, packs});
+  });
+}
+
+template <typename Launch>
+void gelu(Tensor in, Tensor out, Launch launch) {
+  if (out.size() == 0) return;
+  const bool full = takes_full_packs(out.dtype, out.size(), in.data, out.data);
+  with_width(out.dtype, full, [&](auto element, auto width) {
+    const std::int64_t packs = out.size() / decltype(width)::value;
+    launch(element, width, grid_size(divide_up(packs, kThreads)), packs);
+  });
+}
+
+}  // namespace
+
+void swiglu_forward(cudaStream_t stream, Tensor gate_up, Tensor out) {
+  swiglu(gate_up, out, [&](auto element, auto width, unsigned grid, RowBlocks split) {
+    using T = decltype(element);
+    swiglu_forward_kernel<T, decltype(width)::value><<<grid, kThreads, 0, stream>>>(
+        static_cast<const T*>(gate_up.data), static_cast<T*>(out.data), split);
+  });
+  OCTET_CUDA_LAUNCH("swiglu_forward");
+}
+
+void swiglu_backward(cudaStream_t stream, Tensor gate_up, Tensor dout) {
+  swiglu(gate_up, dout, [&](auto element, auto width, unsigned grid, RowBlocks split) {
+    using T = decltype(element);
+    swiglu_backward_kernel<T, decltype(width)::value>
+        <<<grid, kThreads, 0, stream>>>(static_cast<T*>(gate_up.data), static_cast<T*>(dout.data), split);
+  });
+  OCTET_CUDA_LAUNCH("swiglu_backward");
+}
+
+void gelu_forward(cudaStream_t stream, Tensor in, Tensor out) {
+  gelu(in, out, [&](auto element, auto width, unsigned grid, std::int64_t packs) {
+    using T = decltype(element);
+    gelu_forward_kernel<T, decltype(width)::value>
+        <<<grid, kThreads, 0, stream>>>(static_cast<const T*>(in.data), static_cast<T*>(out.data), packs);
+  });
+  OCTET_CUDA_LAUNCH("gelu_forward");
+}
+
+void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout) {
+  gelu(in, dout, [&](auto element, auto width, unsigned grid, std::int64_t packs) {
+    using T = decltype(element);
+    gelu_backward_kernel<T, decltype(width)::value>
+        <<<grid, kThreads, 0, stream>>>(static_cast<T*>(in.data), static_cast<T*>(dout.data), packs);
+  });
+  OCTET_CUDA_LAUNCH("gelu_backward");
+}
+
+}  // namespace octet::cuda

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../../runtime/cuda/cuda_check.h"
+#include "octet/base/tensor.h"
+
+namespace octet::cuda {
+
+using bf16 = __nv_bfloat16;
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(bf16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ inline T from_float(float value) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return __float2bfloat16_rn(value);
+  } else {
+    return value;
+  }
+}
+
+/// exp(x): the fast instruction where the result is rounded to bfloat16 anyway.
+template <typename T>
+__device__ inline float exponential(float x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return __expf(x);
+  } else {
+    return expf(x);
+  }
+}
+
+/// N adjacent elements, moved by one load or store. The address must be a multiple of its size.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T value[N];
+
+  __device__ static Pack load(const T* from) { return *reinterpret_cast<const Pack*>(from); }
+  __device__ void store(T* to) const { *reinterpret_cast<Pack*>(to) = *this; }
+  __device__ float operator[](int i) const { return to_float(value[i]); }
+  __device__ void set(int i, float x) { value[i] = from_float<T>(x); }
+};
+
+__device__ inline float warp_sum(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+__device__ inline double warp_sum(double value) {
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+__device__ inline float warp_max(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  return value;
+}
+
+/// Sum over the threads of a block of one dimension, of at most 1024; the same value in all of them.
+template <typename T>
+__device__ inline T block_sum(T value) {
+  __shared__ T warps[32];
+  value = warp_sum(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  T sum = warps[0];
+  for (unsigned i = 1; i < blockDim.x / 32; ++i) sum += warps[i];
+  return sum;
+}
+
+/// Elements that fit a 16-byte access.
+template <typename T>
+constexpr int kFull = 16 / static_cast<int>(sizeof(T));
+
+template <int N>
+using Width = std::integral_constant<int, N>;
+
+/// Calls f(T{}) for the element type T that `type` names.
+template <typename F>
+void with_type(DType type, F&& f) {
+  OCTET_ASSERT(type == DType::kF32 || type == DType::kBF16);
+  if (type == DType::kBF16) {
+    f(bf16{});
+  } else {
+    f(float{});
+  }
+}
+
+/// Calls f(T{}, Width<N>{}): N elements fill 16 bytes where `full`, else N is 1.
+template <typename F>
+void with_width(DType type, bool full, F&& f) {
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    if (full) {
+      f(element, Width<kFull<T>>{});
+    } else {
+      f(element, Width<1>{});
+    }
+  });
+}
+
+/// Whether every address is a multiple of `bytes`; absent operands count as aligned.
+template <typename... Pointers>
+bool aligned(std::int64_t bytes, Pointers... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % static_cast<std::uintptr_t>(bytes) == 0) && ...);
+}
+
+/// Whether rows of `cols` elements of this type, at these addresses, can be moved 16 bytes at a time.
+template <typename... Pointers>
+bool takes_full_packs(DType type, std::int64_t cols, Pointers... pointers) {
+  return cols * size_of(type) % 16 == 0 && aligned(16, pointers...);
+}
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
+
+/// A grid's x extent; larger ones than a launch takes are a bug.
+inline unsigned grid_size(std::int64_t blocks) {
+  OCTET_ASSERT(blocks > 0 && blocks <= 0x7fffffff);
+  return static_cast<unsigned>(blocks);
+}
+
+}  // namespace octet::cuda

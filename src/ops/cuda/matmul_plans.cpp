@@ -1,0 +1,179 @@
+#include "matmul_plans.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "../../runtime/cuda/cuda_check.h"
+#include "drivers.h"
+#include "octet/base/error.h"
+
+namespace octet::cuda {
+namespace {
+
+constexpr int kProposals = 8;
+constexpr int kTimedRuns = 3;
+
+void check_cublas(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  fail(ErrorKind::kDevice, "cuBLASLt: {} in {}", cublasLtGetStatusString(status), what);
+}
+
+cudaDataType_t cuda_type(DType type) {
+  OCTET_ASSERT(type == DType::kF32 || type == DType::kBF16);
+  return type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+// The largest power of two, up to 256, that divides the address.
+int alignment_of(const void* pointer) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer) | 256u;
+  return static_cast<int>(address & (~address + 1));
+}
+
+template <typename Value>
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, const Value& value) {
+  check_cublas(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+               "cublasLtMatmulDescSetAttribute");
+}
+
+template <typename Value>
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+  check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+               "cublasLtMatmulPreferenceSetAttribute");
+}
+
+// A row-major matrix as the column-major one that lies the same way in memory: rows and columns change places.
+cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  check_cublas(cublasLtMatrixLayoutCreate(&layout, cuda_type(tensor.dtype), static_cast<std::uint64_t>(tensor.cols),
+                                          static_cast<std::uint64_t>(tensor.rows), tensor.cols),
+               "cublasLtMatrixLayoutCreate");
+  return layout;
+}
+
+void set_bias(cublasLtMatmulDesc_t operation, const Tensor& bias) {
+  const void* pointer = bias.data;
+  set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointer);
+}
+
+}  // namespace
+
+MatmulPlans::MatmulPlans(Scratch& scratch, int architecture, bool timed)
+    : scratch_(&scratch), workspace_((architecture >= 90 ? 64 : 32) << 20), timed_(timed) {
+  cublasLtHandle_t handle = nullptr;
+  check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
+  handle_.reset(handle);
+}
+
+MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
+  Key key{};
+  key.m = args.y.rows;
+  key.n = args.y.cols;
+  key.k = args.transpose_a ? args.a.rows : args.a.cols;
+  key.transpose_a = args.transpose_a;
+  key.transpose_b = args.transpose_b;
+  key.accumulate = args.accumulate;
+  key.bias = fuse_bias;
+  key.operand = args.a.dtype;
+  key.result = args.y.dtype;
+  key.alignment_a = alignment_of(args.a.data);
+  key.alignment_b = alignment_of(args.b.data);
+  key.alignment_y = alignment_of(args.y.data);
+  return key;
+}
+
+// cuBLAS is column-major: yᵀ = bᵀ·aᵀ, so the operands change places and each stored matrix is its own transpose.
+MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, const Matmul& args) {
+  Plan plan;
+  cublasLtMatmulDesc_t operation = nullptr;
+  check_cublas(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  plan.operation.reset(operation);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (key.bias) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
+    set_bias(operation, args.bias);
+  }
+  plan.a.reset(make_layout(args.a));
+  plan.b.reset(make_layout(args.b));
+  plan.y.reset(make_layout(args.y));
+
+  cublasLtMatmulPreference_t created = nullptr;
+  check_cublas(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
+  const Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference(created);
+  set(created, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_));
+  // Parts of a split product may be added in the result only where that is float32.
+  const std::uint32_t reductions = key.result == DType::kF32
+                                       ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                       : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  set(created, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
+  set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(key.alignment_b));
+  set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(key.alignment_a));
+  set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(key.alignment_y));
+  set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(key.alignment_y));
+
+  std::array<cublasLtMatmulHeuristicResult_t, kProposals> results{};
+  int count = 0;
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(handle_.get(), operation, plan.b.get(), plan.a.get(), plan.y.get(), plan.y.get(),
+                                     created, kProposals, results.data(), &count);
+  if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
+    fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a {} product [{}, {}]·[{}, {}] into {}: {}",
+         name_of(key.operand), key.m, key.k, key.k, key.n, name_of(key.result), cublasLtGetStatusString(status));
+  }
+  plan.algorithm = results[0].algo;
+  if (timed_ && !key.accumulate) choose_fastest(stream, plan, args, results.data(), count);
+  return plan;
+}
+
+void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& args,
+                                 const cublasLtMatmulHeuristicResult_t* results, int count) {
+  cudaEvent_t begin = nullptr, end = nullptr;
+  OCTET_CUDA(cudaEventCreate(&begin));
+  const Handle<cudaEvent_t, cudaEventDestroy> begin_owner(begin);
+  OCTET_CUDA(cudaEventCreate(&end));
+  const Handle<cudaEvent_t, cudaEventDestroy> end_owner(end);
+  cublasLtMatmulAlgo_t best = plan.algorithm;
+  float best_time = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < count; ++i) {
+    plan.algorithm = results[i].algo;
+    if (launch(stream, plan, args) != CUBLAS_STATUS_SUCCESS) continue;  // warms up
+    float fastest = std::numeric_limits<float>::infinity();
+    for (int repeat = 0; repeat < kTimedRuns; ++repeat) {
+      OCTET_CUDA(cudaEventRecord(begin, stream));
+      check_cublas(launch(stream, plan, args), "cublasLtMatmul");
+      OCTET_CUDA(cudaEventRecord(end, stream));
+      OCTET_CUDA(cudaEventSynchronize(end));
+      float milliseconds = 0.0f;
+      OCTET_CUDA(cudaEventElapsedTime(&milliseconds, begin, end));
+      fastest = std::min(fastest, milliseconds);
+    }
+    if (fastest < best_time) {
+      best_time = fastest;
+      best = results[i].algo;
+    }
+  }
+  plan.algorithm = best;
+}
+
+cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const Matmul& args) {
+  const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
+  return cublasLtMatmul(handle_.get(), plan.operation.get(), &alpha, args.b.data, plan.b.get(), args.a.data,
+                        plan.a.get(), &beta, args.y.data, plan.y.get(), args.y.data, plan.y.get(), &plan.algorithm,
+                        scratch_->reserve(workspace_), static_cast<std::size_t>(workspace_), stream);
+}
+
+void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
+  if (args.y.size() == 0) return;
+  const bool fuse_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
+  const Key key = key_of(args, fuse_bias);
+  auto found = plans_.find(key);
+  if (found == plans_.end()) found = plans_.emplace(key, make_plan(stream, key, args)).first;
+  const Plan& plan = found->second;
+  if (fuse_bias) set_bias(plan.operation.get(), args.bias);
+  check_cublas(launch(stream, plan, args), "cublasLtMatmul");
+  if (args.bias && !fuse_bias) add_bias(stream, args.bias, args.y);
+}
+
+}  // namespace octet::cuda

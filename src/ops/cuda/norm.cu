@@ -1,0 +1,331 @@
+// RMSNorm and LayerNorm over rows of h elements, with the residual sum before them.
+// Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s; backward 5·t·h·s with y (x, dy
+// and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers.
+#include <algorithm>
+
+#include "drivers.h"
+#include "kernel_tools.cuh"
+
+namespace octet::cuda {
+namespace {
+
+constexpr int kRowThreads = 512;    // at most, for one row
+constexpr int kBlockThreads = 128;  // at least, by taking several rows when one row is short
+
+// Packs of a row that a thread of the forward kernel holds.
+template <int N>
+constexpr int kForwardPacks = N == 1 ? 16 : 4;
+
+// Sums over the threads of a row. A row is one warp's, or has a block of its own.
+template <int kCount>
+__device__ void row_sums(float (&sums)[kCount]) {
+  __shared__ float warps[kCount][kRowThreads / 32];
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) sums[c] = warp_sum(sums[c]);
+  if (blockDim.x == 32) return;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) warps[c][threadIdx.x / 32] = sums[c];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) {
+    sums[c] = 0.0f;
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) sums[c] += warps[c][w];
+  }
+}
+
+template <typename T>
+struct Forward {
+  const T *residual, *delta, *weight, *bias;
+  T *sum, *y;
+  float *rstd, *mean;
+  std::int64_t rows;
+  int cols;
+  float epsilon;
+};
+
+template <typename T, int N, bool kLayer>
+__global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p) {
+  constexpr int K = kForwardPacks<N>;
+  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (row >= p.rows) return;
+  const int packs = p.cols / N;
+  const std::int64_t base = row * p.cols;
+
+  Pack<T, N> x[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i < packs) x[k] = Pack<T, N>::load(p.residual + base + i * N);
+  }
+  if (p.delta != nullptr) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = threadIdx.x + k * blockDim.x;
+      if (i >= packs) continue;
+      const Pack<T, N> delta = Pack<T, N>::load(p.delta + base + i * N);
+#pragma unroll
+      for (int n = 0; n < N; ++n) x[k].set(n, x[k][n] + delta[n]);
+      x[k].store(p.sum + base + i * N);
+    }
+  }
+
+  float mean = 0.0f;
+  if constexpr (kLayer) {
+    float sums[1] = {0.0f};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (threadIdx.x + k * blockDim.x >= packs) continue;
+#pragma unroll
+      for (int n = 0; n < N; ++n) sums[0] += x[k][n];
+    }
+    row_sums(sums);
+    mean = sums[0] / p.cols;
+  }
+  float squares[1] = {0.0f};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (threadIdx.x + k * blockDim.x >= packs) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) squares[0] += (x[k][n] - mean) * (x[k][n] - mean);
+  }
+  row_sums(squares);
+  const float rstd = rsqrtf(squares[0] / p.cols + p.epsilon);
+
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i >= packs) continue;
+    const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
+    Pack<T, N> bias;
+    if constexpr (kLayer) bias = Pack<T, N>::load(p.bias + i * N);
+    Pack<T, N> y;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float scaled = (x[k][n] - mean) * rstd * weight[n];
+      if constexpr (kLayer) {
+        y.set(n, scaled + bias[n]);
+      } else {
+        y.set(n, scaled);
+      }
+    }
+    y.store(p.y + base + i * N);
+  }
+  if (threadIdx.x == 0) {
+    p.rstd[row] = rstd;
+    if constexpr (kLayer) p.mean[row] = mean;
+  }
+}
+
+template <typename T>
+struct Backward {
+  const T *x, *weight, *bias;
+  const float *rstd, *mean;
+  const T* dy;
+  T *dx, *y;
+  float* partials;  // [gridDim.x, cols] for the weight, then as much for the bias
+  std::int64_t rows;
+  int cols;
+};
+
+// Adds up a block's columns over its rows of threads in a fixed order, and writes them out as one row.
+template <int K, int N>
+__device__ void write_partials(const float (&sums)[K][N], int cols, float* shared, float* to) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int i = threadIdx.x + k * blockDim.x;
+    if (i * N >= cols) continue;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (blockDim.y == 1) {
+        to[i * N + n] = sums[k][n];
+      } else {
+        shared[threadIdx.y * cols + i * N + n] = sums[k][n];
+      }
+    }
+  }
+  if (blockDim.y == 1) return;
+  __syncthreads();
+  for (int col = threadIdx.y * blockDim.x + threadIdx.x; col < cols; col += blockDim.x * blockDim.y) {
+    float sum = 0.0f;
+    for (unsigned y = 0; y < blockDim.y; ++y) sum += shared[y * cols + col];
+    to[col] = sum;
+  }
+  __syncthreads();
+}
+
+// Blocks of kThreads that a multiprocessor's registers take: 168 or 128 registers a thread.
+template <int kThreads>
+constexpr int kResident = kThreads == kBlockThreads ? 3 : 1;
+
+// A persistent grid, so that the parameters' gradients are summed in registers. K packs of a row a thread.
+template <typename T, int N, int K, int kThreads, bool kLayer>
+__global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel(const Backward<T> p) {
+  extern __shared__ float shared[];
+  const int packs = p.cols / N;
+  float dweight[K][N] = {}, dbias[K][N] = {};
+
+  for (std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < p.rows;
+       row += std::int64_t{gridDim.x} * blockDim.y) {
+    const std::int64_t base = row * p.cols;
+    Pack<T, N> x[K], dy[K], dx[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = threadIdx.x + k * blockDim.x;
+      if (i >= packs) continue;
+      x[k] = Pack<T, N>::load(p.x + base + i * N);
+      dy[k] = Pack<T, N>::load(p.dy + base + i * N);
+      dx[k] = Pack<T, N>::load(p.dx + base + i * N);
+    }
+    const float rstd = p.rstd[row];
+    const float mean = kLayer ? p.mean[row] : 0.0f;
+
+    float sums[2] = {0.0f, 0.0f};  // of g and of g·xhat, where g = dy·weight
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = threadIdx.x + k * blockDim.x;
+      if (i >= packs) continue;
+      const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float xhat = (x[k][n] - mean) * rstd;
+        const float g = dy[k][n] * weight[n];
+        if constexpr (kLayer) {
+          sums[0] += g;
+          dbias[k][n] += dy[k][n];
+        }
+        sums[1] += g * xhat;
+        dweight[k][n] += dy[k][n] * xhat;
+      }
+    }
+    row_sums(sums);
+    const float mean_g = kLayer ? sums[0] / p.cols : 0.0f;
+    const float mean_gx = sums[1] / p.cols;
+
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = threadIdx.x + k * blockDim.x;
+      if (i >= packs) continue;
+      const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
+      Pack<T, N> bias, y;
+      if constexpr (kLayer) bias = Pack<T, N>::load(p.bias + i * N);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float xhat = (x[k][n] - mean) * rstd;
+        const float g = dy[k][n] * weight[n];
+        dx[k].set(n, dx[k][n] + rstd * (g - mean_g - xhat * mean_gx));
+        if constexpr (kLayer) {
+          y.set(n, xhat * weight[n] + bias[n]);
+        } else {
+          y.set(n, xhat * weight[n]);
+        }
+      }
+      dx[k].store(p.dx + base + i * N);
+      if (p.y != nullptr) y.store(p.y + base + i * N);
+    }
+  }
+
+  float* block = p.partials + std::int64_t{blockIdx.x} * p.cols;
+  write_partials(dweight, p.cols, shared, block);
+  if constexpr (kLayer) write_partials(dbias, p.cols, shared, block + std::int64_t{gridDim.x} * p.cols);
+}
+
+// Threads of a row in x, rows of a block in y.
+dim3 block_of(std::int64_t packs, int packs_a_thread) {
+  const std::int64_t threads = round_up(divide_up(packs, packs_a_thread), 32);
+  if (threads > kRowThreads) {
+    fail(ErrorKind::kDevice, "a normalised row of {} packs of elements is too wide: the CUDA kernel takes {}", packs,
+         kRowThreads * packs_a_thread);
+  }
+  const std::int64_t rows = threads == 32 ? kBlockThreads / 32 : 1;
+  return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
+}
+
+template <typename T, int N, int K, int kThreads>
+std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Scratch& scratch) {
+  const dim3 block = block_of(p.cols / N, K);
+  const std::int64_t resident = scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
+  const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
+  p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
+  const std::size_t shared = block.y == 1 ? 0 : block.y * static_cast<std::size_t>(p.cols) * sizeof(float);
+  if (layer) {
+    backward_kernel<T, N, K, kThreads, true><<<grid_size(blocks), block, shared, stream>>>(p);
+  } else {
+    backward_kernel<T, N, K, kThreads, false><<<grid_size(blocks), block, shared, stream>>>(p);
+  }
+  return blocks;
+}
+
+}  // namespace
+
+void norm_forward(cudaStream_t stream, const NormForward& a) {
+  if (a.residual.size() == 0) return;
+  const DType type = a.residual.dtype;
+  const bool full = takes_full_packs(type, a.residual.cols, a.residual.data, a.delta.data, a.weight.data, a.bias.data,
+                                     a.delta ? a.sum.data : nullptr, a.y.data);
+  with_width(type, full, [&](auto element, auto width) {
+    using T = decltype(element);
+    constexpr int N = decltype(width)::value;
+    Forward<T> p{};
+    p.residual = static_cast<const T*>(a.residual.data);
+    p.delta = static_cast<const T*>(a.delta.data);
+    p.weight = static_cast<const T*>(a.weight.data);
+    p.bias = static_cast<const T*>(a.bias.data);
+    p.sum = static_cast<T*>(a.sum.data);
+    p.y = static_cast<T*>(a.y.data);
+    p.rstd = a.rstd.as<float>();
+    p.mean = a.mean.as<float>();
+    p.rows = a.residual.rows;
+    p.cols = static_cast<int>(a.residual.cols);
+    p.epsilon = a.epsilon;
+    const dim3 block = block_of(p.cols / N, kForwardPacks<N>);
+    const unsigned grid = grid_size(divide_up(p.rows, block.y));
+    if (a.kind == NormKind::kLayer) {
+      forward_kernel<T, N, true><<<grid, block, 0, stream>>>(p);
+    } else {
+      forward_kernel<T, N, false><<<grid, block, 0, stream>>>(p);
+    }
+  });
+  OCTET_CUDA_LAUNCH("norm_forward");
+}
+
+void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch) {
+  const DType type = a.x.dtype;
+  const std::int64_t cols = a.x.cols;
+  if (cols == 0) return;
+  const bool full = takes_full_packs(type, cols, a.x.data, a.weight.data, a.bias.data, a.dy.data, a.dx.data, a.y.data);
+  const bool layer = a.kind == NormKind::kLayer;
+  std::int64_t blocks = 0;
+  with_width(type, full, [&](auto element, auto width) {
+    using T = decltype(element);
+    constexpr int N = decltype(width)::value;
+    constexpr int kFew = N == 1 ? 8 : 2, kMany = N == 1 ? 16 : 4;
+    Backward<T> p{};
+    p.x = static_cast<const T*>(a.x.data);
+    p.weight = static_cast<const T*>(a.weight.data);
+    p.bias = static_cast<const T*>(a.bias.data);
+    p.rstd = a.rstd.as<float>();
+    p.mean = a.mean.as<float>();
+    p.dy = static_cast<const T*>(a.dy.data);
+    p.dx = static_cast<T*>(a.dx.data);
+    p.y = static_cast<T*>(a.y.data);
+    p.rows = a.x.rows;
+    p.cols = static_cast<int>(cols);
+    const std::int64_t packs = cols / N;
+    if (packs <= 32 * 3) {
+      blocks = launch_backward<T, N, 3, kBlockThreads>(stream, p, layer, scratch);
+    } else if (packs <= kRowThreads * kFew) {
+      blocks = launch_backward<T, N, kFew, kRowThreads>(stream, p, layer, scratch);
+    } else {
+      blocks = launch_backward<T, N, kMany, kRowThreads>(stream, p, layer, scratch);
+    }
+  });
+  OCTET_CUDA_LAUNCH("norm_backward");
+  const auto* partials = static_cast<const float*>(scratch.reserve(0));
+  sum_partials(stream, partials, blocks, cols, cols, a.dweight.as<float>(), a.accumulate);
+  if (layer) sum_partials(stream, partials + blocks * cols, blocks, cols, cols, a.dbias.as<float>(), a.accumulate);
+}
+
+}  // namespace octet::cuda

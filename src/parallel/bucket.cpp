@@ -1,0 +1,79 @@
+#include "octet/parallel/bucket.h"
+
+#include <algorithm>
+
+#include "octet/base/error.h"
+
+namespace octet {
+
+namespace {
+
+/// Elements to which parameters and slices are aligned: 128 bytes of bfloat16.
+constexpr std::int64_t kAlignment = 64;
+
+std::int64_t align(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
+
+}  // namespace
+
+BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
+                           bool sequence_parallel, int slices)
+    : table_(table), buckets_(static_cast<std::size_t>(table.buckets())) {
+  for (int row = 0; row < static_cast<int>(table.rows().size()); ++row) {
+    const ParameterRow& parameter = table.rows()[static_cast<std::size_t>(row)];
+    Bucket& bucket = buckets_[static_cast<std::size_t>(parameter.bucket)];
+    const LocalParameter local = local_part(parameter, shape, tensor_rank, tensor_size, sequence_parallel);
+    const std::int64_t offset = parameter.follows ? bucket.size : align(bucket.size, kAlignment);
+    place_.emplace_back(parameter.bucket, static_cast<int>(bucket.entries.size()));
+    bucket.entries.push_back({row, local, offset});
+    bucket.size = offset + local.rows * local.cols;
+  }
+  for (Bucket& bucket : buckets_) bucket.size = align(bucket.size, kAlignment * slices);
+}
+
+const BucketEntry& BucketLayout::entry(int row) const {
+  const auto [bucket, index] = place_.at(static_cast<std::size_t>(row));
+  return buckets_[static_cast<std::size_t>(bucket)].entries[static_cast<std::size_t>(index)];
+}
+
+std::vector<Region> BucketLayout::regions(int number, std::int64_t begin, std::int64_t end) const {
+  const Bucket& bucket = this->bucket(number);
+  std::vector<Region> result;
+  for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
+    const BucketEntry& entry = bucket.entries[i];
+    // Alignment gaps, which hold zeros, go with the entry before them.
+    const std::int64_t next = i + 1 < bucket.entries.size() ? bucket.entries[i + 1].offset : bucket.size;
+    const Region region{std::max(begin, entry.offset), std::min(end, next),
+                        table_.rows()[static_cast<std::size_t>(entry.row)].decay, entry.local.replicated,
+                        entry.local.partial};
+    if (region.begin >= region.end) continue;
+    const bool joins = !result.empty() && result.back().decay == region.decay &&
+                       result.back().replicated == region.replicated && result.back().partial == region.partial;
+    if (joins) {
+      result.back().end = region.end;
+    } else {
+      result.push_back(region);
+    }
+  }
+  return result;
+}
+
+std::vector<PlacedBox> BucketLayout::boxes(int number, std::int64_t begin, std::int64_t end) const {
+  std::vector<PlacedBox> result;
+  for (const BucketEntry& entry : bucket(number).entries) {
+    const std::int64_t valid_end = entry.offset + entry.local.box.size();
+    const std::int64_t from = std::max(begin, entry.offset), to = std::min(end, valid_end);
+    if (from >= to) continue;
+    for (const FlatBox& part : boxes_of_range(entry.local.box, from - entry.offset, to - entry.offset)) {
+      result.push_back({entry.row, part.box, entry.offset + part.begin, entry.local.replicated});
+    }
+  }
+  return result;
+}
+
+std::int64_t BucketLayout::elements() const {
+  std::int64_t total = 0;
+  for (const Bucket& bucket : buckets_) total += bucket.size;
+  return total;
+}
+
+}  // namespace octet

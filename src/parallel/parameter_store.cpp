@@ -1,0 +1,223 @@
+#include "octet/parallel/parameter_store.h"
+
+#include <algorithm>
+
+namespace octet {
+
+ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
+                               int micro_batches, StoreRanks ranks, StreamTimer& timer)
+    : device_(device),
+      ops_(ops),
+      layout_(layout),
+      stage_(stage),
+      micro_batches_(micro_batches),
+      ranks_(ranks),
+      timer_(timer),
+      data_rank_(ranks.data_gradients.rank()),
+      data_size_(ranks.data_gradients.size()),
+      reduce_stream_(device.make_stream(true)),
+      gather_stream_(device.make_stream(true)),
+      ready_(device.make_event()) {
+  reserve(compute);
+}
+
+/// Staging buffers: blocks take turns in two, so that one is reduced while the next is filled; embeddings and an untied head, the largest
+/// buckets and never open at once, share a third. A tied embedding is open from the head to the end of the backward pass.
+int ParameterStore::staging_of(int bucket) const {
+  const int last = static_cast<int>(layout_.buckets().size()) - 1;
+  const bool untied_head = bucket == last && layout_.bucket(last).size * 4 > layout_.bucket(1).size;
+  return bucket == 0 || untied_head ? 2 : bucket % 2;
+}
+
+void ParameterStore::reserve(DType compute) {
+  struct Handles {
+    int parameters, gradients, slice, master, first, second;
+  };
+  std::vector<Handles> handles;
+  std::int64_t largest_slice = 0;
+  std::vector<std::int64_t> staging_size(3, 0);
+  const int count = static_cast<int>(layout_.buckets().size());
+  for (int bucket = 0; bucket < count; ++bucket) {
+    const std::int64_t size = layout_.bucket(bucket).size;
+    const auto [begin, end] = optimizer_range(bucket);
+    Handles h{};
+    h.parameters = parameters_.reserve(compute, 1, size);
+    h.gradients = staged() ? -1 : gradients_.reserve(DType::kF32, 1, size);
+    h.slice = staged() ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
+    h.master = optimizer_.reserve(DType::kF32, 1, end - begin);
+    h.first = optimizer_.reserve(DType::kF32, 1, end - begin);
+    h.second = optimizer_.reserve(DType::kF32, 1, end - begin);
+    handles.push_back(h);
+    largest_slice = std::max(largest_slice, slice(bucket));
+    auto& staging = staging_size[static_cast<std::size_t>(staging_of(bucket))];
+    staging = std::max(staging, size);
+  }
+  if (staged()) {
+    for (const std::int64_t size : staging_size) {
+      stagings_.push_back({gradients_.reserve(DType::kF32, 1, size), device_.make_event()});
+    }
+    if (micro_batches_ > 1) incoming_ = gradients_.reserve(DType::kF32, 1, largest_slice);
+  }
+  parameters_.commit(device_);
+  gradients_.commit(device_);
+  optimizer_.commit(device_);
+
+  for (int bucket = 0; bucket < count; ++bucket) {
+    const Handles& h = handles[static_cast<std::size_t>(bucket)];
+    BucketState state;
+    state.parameters = parameters_.tensor(h.parameters);
+    if (staged()) {
+      state.staging = staging_of(bucket);
+      state.gradients = gradients_.tensor(stagings_[static_cast<std::size_t>(state.staging)].handle)
+                            .range(0, layout_.bucket(bucket).size);
+      state.gradient_slice = gradients_.tensor(h.slice);
+    } else {
+      state.gradients = gradients_.tensor(h.gradients);
+    }
+    state.master = optimizer_.tensor(h.master);
+    state.first_moment = optimizer_.tensor(h.first);
+    state.second_moment = optimizer_.tensor(h.second);
+    state.gathered = device_.make_event();
+    state.reduced = device_.make_event();
+    states_.push_back(std::move(state));
+  }
+}
+
+std::vector<std::pair<std::string, std::int64_t>> ParameterStore::memory() const {
+  return {{"parameters", parameters_.bytes()}, {"gradients", gradients_.bytes()}, {"optimizer state", optimizer_.bytes()}};
+}
+
+std::pair<std::int64_t, std::int64_t> ParameterStore::owned_range(int bucket) const {
+  return {slice(bucket) * data_rank_, slice(bucket) * (data_rank_ + 1)};
+}
+
+std::pair<std::int64_t, std::int64_t> ParameterStore::optimizer_range(int bucket) const {
+  if (stage_.shards_optimizer()) return owned_range(bucket);
+  return {0, layout_.bucket(bucket).size};
+}
+
+Tensor ParameterStore::reduced_gradient(int bucket) const {
+  if (staged()) return state(bucket).gradient_slice;
+  const auto [begin, end] = optimizer_range(bucket);
+  return state(bucket).gradients.range(begin, end - begin);
+}
+
+Tensor ParameterStore::view(Tensor flat, int first, int last) const {
+  const BucketEntry& begin = layout_.entry(first);
+  std::int64_t rows = 0, cols = 0;
+  for (int row = first; row <= last; ++row) {
+    const LocalParameter& local = layout_.entry(row).local;
+    const bool vector = layout_.table().rows()[static_cast<std::size_t>(row)].rows == 1;
+    OCTET_ASSERT(row == first || layout_.table().rows()[static_cast<std::size_t>(row)].follows);
+    rows = vector ? 1 : rows + local.rows;
+    cols = vector ? cols + local.cols : local.cols;
+  }
+  return flat.range(begin.offset, rows * cols).reshape(rows, cols);
+}
+
+Tensor ParameterStore::parameter(int first, int last) { return view(state(layout_.bucket_of(first)).parameters, first, last); }
+
+Tensor ParameterStore::gradient(int first, int last) { return view(state(layout_.bucket_of(first)).gradients, first, last); }
+
+bool ParameterStore::accumulates(int) const { return !staged() && micro_batch_ > 0; }
+
+void ParameterStore::begin_forward(Stream& stream, int bucket) {
+  timer_.begin(stream);
+  state(bucket).gathered->block(stream);
+  timer_.end(stream);
+}
+
+void ParameterStore::begin_backward(Stream& stream, int bucket) {
+  begin_forward(stream, bucket);
+  if (!staged()) return;
+  timer_.begin(stream);
+  stagings_[static_cast<std::size_t>(state(bucket).staging)].free->block(stream);
+  timer_.end(stream);
+}
+
+void ParameterStore::finish_backward(Stream& stream, int bucket) {
+  if (data_size_ == 1 || (!staged() && micro_batch_ + 1 < micro_batches_)) return;
+  BucketState& own = state(bucket);
+  Stream& reduce = *reduce_stream_;
+  ready_->record(stream);
+  ready_->block(reduce);
+  Communicator& data = ranks_.data_gradients;
+  if (staged()) {
+    const bool add = micro_batch_ > 0;
+    const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
+    data.reduce_scatter(reduce, own.gradients, to);
+    if (add) ops_.add(reduce, to, own.gradient_slice);
+    stagings_[static_cast<std::size_t>(own.staging)].free->record(reduce);
+  } else if (stage_.shards_optimizer()) {
+    const auto [begin, end] = owned_range(bucket);
+    data.reduce_scatter(reduce, own.gradients, own.gradients.range(begin, end - begin));
+  } else {
+    data.all_reduce(reduce, own.gradients, ReduceOp::kSum);
+  }
+  own.reduced->record(reduce);
+}
+
+void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
+  const int count = static_cast<int>(states_.size());
+  timer_.begin(stream);
+  for (int bucket = 0; bucket < count; ++bucket) state(bucket).reduced->block(stream);
+  timer_.end(stream);
+  const bool first_of_tensor = ranks_.tensor.rank() == 0;
+  for (int bucket = 0; bucket < count; ++bucket) {
+    const auto [begin, end] = optimizer_range(bucket);
+    const auto [owned_begin, owned_end] = owned_range(bucket);
+    const Tensor gradient = reduced_gradient(bucket);
+    if (ranks_.tensor.size() > 1) {
+      for (const Region& region : layout_.regions(bucket, begin, end)) {
+        if (!region.replicated) continue;
+        // A gradient that every rank computed whole is taken from one, so that all copies stay bitwise equal.
+        const Tensor part = gradient.range(region.begin - begin, region.size());
+        if (!region.partial && !first_of_tensor) ops_.fill(stream, part, 0.0f);
+        timer_.begin(stream);
+        ranks_.tensor.all_reduce(stream, part, ReduceOp::kSum);
+        timer_.end(stream);
+      }
+    }
+    for (const Region& region : layout_.regions(bucket, owned_begin, owned_end)) {
+      if (region.replicated && !first_of_tensor) continue;
+      ops_.add_square(stream, gradient.range(region.begin - begin, region.size()), scalars);
+    }
+  }
+}
+
+void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars) {
+  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    BucketState& own = state(bucket);
+    const auto [begin, end] = optimizer_range(bucket);
+    const Tensor gradient = reduced_gradient(bucket);
+    for (const Region& region : layout_.regions(bucket, begin, end)) {
+      const std::int64_t at = region.begin - begin, size = region.size();
+      ops_.adamw(stream,
+                 {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
+                  gradient.range(at, size), own.parameters.range(region.begin, size), settings.beta1, settings.beta2,
+                  settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
+                 scalars);
+    }
+    gather(stream, bucket);
+  }
+}
+
+void ParameterStore::gather(Stream& stream, int bucket) {
+  if (!stage_.shards_optimizer() || data_size_ == 1) return;
+  BucketState& own = state(bucket);
+  ready_->record(stream);
+  ready_->block(*gather_stream_);
+  const auto [begin, end] = owned_range(bucket);
+  ranks_.data_parameters.all_gather(*gather_stream_, own.parameters.range(begin, end - begin), own.parameters);
+  own.gathered->record(*gather_stream_);
+}
+
+void ParameterStore::publish(Stream& stream) {
+  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    const auto [begin, end] = optimizer_range(bucket);
+    ops_.cast(stream, state(bucket).master, state(bucket).parameters.range(begin, end - begin));
+    gather(stream, bucket);
+  }
+}
+
+}  // namespace octet

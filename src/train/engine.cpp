@@ -1,0 +1,185 @@
+#include "octet/train/engine.h"
+
+#include <cmath>
+#include <limits>
+
+#include "octet/runtime/device_choice.h"
+#include "octet/train/schedule.h"
+
+namespace octet {
+
+namespace {
+
+constexpr std::int64_t kSummedBytes = 3 * sizeof(double);  ///< loss, tokens, gradient_square: the head of StepScalars
+static_assert(offsetof(StepScalars, gradient_square) == 2 * sizeof(double));
+
+GridPoint grid_sizes(const Deck::Parallel& parallel) {
+  return {static_cast<int>(parallel.tensor), static_cast<int>(parallel.context), static_cast<int>(parallel.data),
+          static_cast<int>(parallel.pipeline)};
+}
+
+DType compute_type(const Deck& deck) { return deck.precision.compute == "bf16" ? DType::kBF16 : DType::kF32; }
+
+std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, const char* name) {
+  if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
+  if (shared) return make_staged_communicator(ranks, device, name);
+  return make_nccl_communicator(ranks, device, name);
+}
+
+}  // namespace
+
+Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared)
+    : world_(world),
+      deck_(deck),
+      shape_(shape_of(deck.model)),
+      table_(shape_),
+      grid_(world.ranks(), grid_sizes(deck.parallel)),
+      device_(device),
+      tensor_(make_communicator(grid_.tensor(), device, shared, "tensor")),
+      data_gradients_(make_communicator(grid_.data(), device, shared, "data (gradients)")),
+      data_parameters_(make_communicator(grid_.data(), device, shared, "data (parameters)")),
+      everyone_(make_communicator(world.ranks(), device, shared, "world")),
+      stream_(device.make_stream()),
+      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world)) : make_cuda_ops(device)),
+      timer_(device),
+      axis_(*tensor_, deck.parallel.sequence, timer_),
+      layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), data_gradients_->size()) {
+  const BatchCut cut = this->cut();
+  const DType compute = compute_type(deck_);
+  store_ = std::make_unique<ParameterStore>(device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
+                                            static_cast<int>(cut.micro_batches()),
+                                            StoreRanks{*data_gradients_, *data_parameters_, *tensor_}, timer_);
+  const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.sequence};
+  network_ = std::make_unique<Network>(context, deck_.memory.logits_mib << 20, saved_, scratch_);
+
+  const std::vector<float> rates = learning_rates(deck_);
+  packed_ = small_.reserve(DType::kI32, 4, cut.tokens());
+  rates_ = small_.reserve(DType::kF32, 1, static_cast<std::int64_t>(rates.size()));
+  scalars_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
+  evaluation_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
+  saved_.commit(device_);
+  scratch_.commit(device_);
+  small_.commit(device_);
+  ops_->prepare(network_->workload());
+  network_->prepare(device_, *stream_);
+  device_.copy(*stream_, small_.tensor(rates_).data, rates.data(), small_.tensor(rates_).bytes());
+  stream_->synchronize();
+  for (Slot& slot : slots_) {
+    slot.scalars = device_.allocate_host(sizeof(StepScalars), "step results");
+    slot.end = device_.make_event(true);
+  }
+  restart_clock();
+}
+
+Engine::~Engine() = default;
+
+BatchCut Engine::cut() const {
+  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, grid_.place().data, grid_.sizes().data};
+}
+
+std::string Engine::layout() const {
+  return fmt::format("{}{}, ZeRO {}, micro-batch {}", grid_.describe(), axis_.sequence_parallel() ? " with sequence" : "",
+                     deck_.parallel.zero, deck_.batch.micro);
+}
+
+std::vector<std::pair<std::string, std::int64_t>> Engine::memory() const {
+  auto classes = store_->memory();
+  for (const Arena* arena : {&saved_, &scratch_, &small_}) classes.emplace_back(arena->purpose(), arena->bytes());
+  classes.emplace_back("operators", ops_->workspace_bytes());
+  return classes;
+}
+
+void Engine::initialise() {
+  store_->initialise(*stream_, static_cast<std::uint64_t>(deck_.run.seed));
+  restored(0);
+}
+
+void Engine::restored(std::int64_t updates) {
+  StepScalars scalars;
+  scalars.updates = updates;
+  device_.copy(*stream_, small_.tensor(scalars_).data, &scalars, sizeof scalars);
+  store_->publish(*stream_);
+  stream_->synchronize();
+  restart_clock();
+}
+
+void Engine::restart_clock() { slot(queued_ + 2).end->record(*stream_); }
+
+DeviceBatch Engine::upload(const MicroBatch& batch) {
+  const Tensor packed = small_.tensor(packed_);
+  device_.copy(*stream_, packed.data, batch.packed, batch.bytes());
+  const auto row = [&](std::int64_t index) { return packed.row_range(index, 1); };
+  return {row(0), row(1), row(2), row(3)};
+}
+
+void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
+  OCTET_ASSERT(pending() < 2 && static_cast<std::int64_t>(batches.size()) == cut().micro_batches());
+  Slot& own = slot(queued_++);
+  own.measured = measured;
+  own.timing = timer_.restart(measured);
+  const Tensor memory = small_.tensor(scalars_);
+  auto* scalars = static_cast<StepScalars*>(memory.data);
+  device_.zero(*stream_, scalars, kSummedBytes);
+  for (std::size_t index = 0; index < batches.size(); ++index) {
+    store_->begin_micro_batch(static_cast<int>(index));
+    network_->train(*stream_, upload(batches[index]), scalars);
+  }
+  store_->finish_gradients(*stream_, scalars);
+  const auto& optimizer = deck_.optimizer;
+  const auto beta1 = static_cast<float>(optimizer.beta1), beta2 = static_cast<float>(optimizer.beta2);
+  timer_.begin(*stream_);
+  everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);
+  timer_.end(*stream_);
+  ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1, beta2);
+  store_->update(*stream_,
+                 {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)}, scalars);
+  device_.copy(*stream_, own.scalars->data(), scalars, sizeof(StepScalars));
+  own.end->record(*stream_);
+}
+
+StepResult Engine::result() {
+  OCTET_ASSERT(pending() > 0);
+  const Slot& before = slot(taken_ + 2);
+  const Slot& own = slot(taken_++);
+  own.end->synchronize();
+  const auto& scalars = *static_cast<const StepScalars*>(own.scalars->data());
+  StepResult result;
+  result.loss = scalars.tokens > 0 ? scalars.loss / scalars.tokens : std::numeric_limits<double>::quiet_NaN();
+  result.tokens = scalars.tokens;
+  result.gradient_norm = scalars.gradient_norm;
+  result.learning_rate = scalars.learning_rate;
+  result.skipped = scalars.skip != 0;
+  result.updates = scalars.updates;
+  result.step_ms = own.end->milliseconds_since(*before.end);
+  if (own.measured) result.comm_ms = timer_.milliseconds(own.timing);
+  return result;
+}
+
+Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
+  OCTET_ASSERT(pending() == 0);
+  const BatchCut cut = this->cut();
+  const std::int64_t available = samples_in(file, cut.sequence);
+  const std::int64_t count = samples > 0 ? std::min(samples, available) : available;
+  const std::int64_t round = cut.micro * cut.data_size;
+  const std::unique_ptr<Buffer> packed = device_.allocate_host(4 * cut.tokens() * 4, "evaluation batch");
+  auto* scalars = static_cast<StepScalars*>(small_.tensor(evaluation_).data);
+  device_.zero(*stream_, scalars, sizeof(StepScalars));
+  for (std::int64_t at = 0; at < count; at += round) {
+    std::vector<std::int64_t> own;
+    for (std::int64_t j = 0; j < cut.micro; ++j) {
+      const std::int64_t sample = at + cut.position(0, j);
+      own.push_back(sample < count ? sample : -1);  // past the end: a sample without targets
+    }
+    fill_micro_batch(file, cut.sequence, own, static_cast<std::int32_t*>(packed->data()));
+    network_->evaluate(*stream_, upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}), scalars);
+    stream_->synchronize();  // the batch memory is used again
+  }
+  everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);
+  StepScalars sums;
+  device_.copy(*stream_, &sums, scalars, sizeof sums);
+  stream_->synchronize();
+  restart_clock();
+  return {sums.tokens > 0 ? sums.loss / sums.tokens : std::numeric_limits<double>::quiet_NaN(), sums.tokens};
+}
+
+}  // namespace octet
