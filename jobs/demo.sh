@@ -57,7 +57,7 @@ printf '\n== goes on from the checkpoint of step %s\n' "$half"
 
 loss=$(sed -n 's/.*"validation_loss": *\([0-9.e+-]*\).*/\1/p' "$run/metrics.jsonl" | tail -n 1)
 printf '\nrun folder        %s\nmetrics           %s\ncheckpoints       %s\n' "$run" "$run/metrics.jsonl" "$run/checkpoints"
-printf 'unigram entropy   %s nats/token\nvalidation loss   %s nats/token\n' "$entropy" "$loss"
+printf 'unigram entropy   %.4f nats/token\nvalidation loss   %.4f nats/token\n' "$entropy" "$loss"
 awk -v loss="$loss" -v entropy="$entropy" 'BEGIN { exit !(loss > 0 && loss < 0.75 * entropy) }' || {
   echo "the validation loss should be below three quarters of the unigram entropy" >&2
   exit 1

@@ -34,7 +34,8 @@ CheckpointInfo find_checkpoint(const fs::path& directory) {
   const fs::path folder = fs::is_directory(inside) ? inside : directory;
   std::vector<std::string> skipped;
   const auto newest = newest_checkpoint(folder, &skipped);
-  for (const std::string& reason : skipped) std::fputs(fmt::format("skipped {}\n", reason).c_str(), stderr);
+  for (const std::string& reason : skipped)
+    std::fputs(fmt::format("octet: warning: {}\n", reason).c_str(), stderr);
   if (!newest) fail(ErrorKind::kCheckpoint, "{}: holds no complete checkpoint", folder.string());
   return *newest;
 }

@@ -76,15 +76,15 @@ std::vector<DeckKey> layout_keys() {
   return {
       count(OCTET_KEY(parallel.data), at_least(0), "data-parallel ranks; 0: ranks / (the other axes)"),
       count(OCTET_KEY(parallel.tensor), at_least(1), "ranks that share each matrix"),
-      count(OCTET_KEY(parallel.context), at_least(1), "ranks that share each sequence"),
-      count(OCTET_KEY(parallel.pipeline), at_least(1), "ranks that share the layers"),
+      count(OCTET_KEY(parallel.context), at_least(1), "ranks that share each sequence; this version: 1"),
+      count(OCTET_KEY(parallel.pipeline), at_least(1), "ranks that share the layers; this version: 1"),
       count(OCTET_KEY(parallel.zero), between(0, 3),
             "sharded over data ranks: 1 optimizer, 2 and gradients, 3 and parameters"),
       flag(OCTET_KEY(parallel.sequence), "tensor ranks split the sequence between their matrices"),
-      choice(OCTET_KEY(parallel.schedule), {"1f1b"}, "order of micro-batches in the pipeline"),
+      choice(OCTET_KEY(parallel.schedule), {"1f1b"}, "order of micro-batches in a pipeline"),
       count(OCTET_KEY(batch.sequence), at_least(0), "tokens a sample; required"),
       count(OCTET_KEY(batch.micro), at_least(1), "samples a rank works on at once"),
-      count(OCTET_KEY(batch.global), at_least(0), "samples a step; required"),
+      count(OCTET_KEY(batch.global), at_least(0), "samples a step; 0: micro x data"),
   };
 }
 

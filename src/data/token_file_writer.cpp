@@ -191,6 +191,7 @@ TokenFileWriter::~TokenFileWriter() = default;
 void TokenFileWriter::append(std::span<const std::int32_t> tokens, std::span<const std::uint8_t> mask) {
   TokenFileInfo& info = impl_->info;
   OCTET_ASSERT(mask.empty() || (info.has_mask && mask.size() == tokens.size()));
+  if (tokens.empty()) return;
   const auto bad = std::find_if(tokens.begin(), tokens.end(),
                                 [&](std::int32_t id) { return id < 0 || id >= info.vocabulary; });
   if (bad != tokens.end())

@@ -18,15 +18,16 @@ using ByteCount = std::atomic<std::int64_t>;
 
 class CpuBuffer : public Buffer {
  public:
-  /// `used` outlives the device when the buffer does.
-  CpuBuffer(std::int64_t bytes, std::string_view purpose, std::shared_ptr<ByteCount> used)
+  /// Refuses more than the host's memory `limit`, since an overcommitting kernel would grant it and kill us
+  /// later. `used` outlives the device when the buffer does.
+  CpuBuffer(std::int64_t bytes, std::string_view purpose, std::int64_t limit, std::shared_ptr<ByteCount> used)
       : used_(std::move(used)) {
     OCTET_ASSERT(bytes >= 0);
     const std::int64_t padded = std::max<std::int64_t>(1, (bytes + kAlignment - 1) / kAlignment) * kAlignment;
-    data_ = std::aligned_alloc(kAlignment, static_cast<std::size_t>(padded));
+    if (bytes <= limit) data_ = std::aligned_alloc(kAlignment, static_cast<std::size_t>(padded));
     if (data_ == nullptr) {
-      fail(ErrorKind::kDevice, "the host has no {} bytes ({:.2f} GiB) left for {}", bytes,
-           static_cast<double>(bytes) / (1 << 30), purpose);
+      fail(ErrorKind::kDevice, "the host cannot give {} bytes ({:.2f} GiB) of its {} bytes for {}", bytes,
+           static_cast<double>(bytes) / (1 << 30), limit, purpose);
     }
     std::memset(data_, 0, static_cast<std::size_t>(padded));
     bytes_ = bytes;
@@ -75,6 +76,10 @@ std::string proc_value(const char* path, std::string_view key) {
   return "";
 }
 
+std::int64_t host_memory() {
+  return std::atoll(proc_value("/proc/meminfo", "MemTotal").c_str()) * 1024;
+}
+
 class CpuDevice : public Device {
  public:
   DeviceKind kind() const override { return DeviceKind::kCpu; }
@@ -83,18 +88,15 @@ class CpuDevice : public Device {
     return model.empty() ? "CPU" : model;
   }
   std::string identity() const override { return ""; }
-  std::int64_t memory_total() const override {
-    const std::string kib = proc_value("/proc/meminfo", "MemTotal");
-    return std::atoll(kib.c_str()) * 1024;
-  }
+  std::int64_t memory_total() const override { return memory_total_; }
   std::int64_t memory_used() const override { return *used_; }
   double peak_flops() const override { return 0.0; }
 
   std::unique_ptr<Buffer> allocate(std::int64_t bytes, std::string_view purpose) override {
-    return std::make_unique<CpuBuffer>(bytes, purpose, used_);
+    return std::make_unique<CpuBuffer>(bytes, purpose, memory_total_, used_);
   }
   std::unique_ptr<Buffer> allocate_host(std::int64_t bytes, std::string_view purpose) override {
-    return std::make_unique<CpuBuffer>(bytes, purpose, std::make_shared<ByteCount>(0));
+    return std::make_unique<CpuBuffer>(bytes, purpose, memory_total_, std::make_shared<ByteCount>(0));
   }
   std::unique_ptr<Stream> make_stream(bool) override { return std::make_unique<CpuStream>(); }
   std::unique_ptr<Event> make_event(bool) override { return std::make_unique<CpuEvent>(); }
@@ -107,6 +109,7 @@ class CpuDevice : public Device {
   }
 
  private:
+  std::int64_t memory_total_ = host_memory();
   std::shared_ptr<ByteCount> used_ = std::make_shared<ByteCount>(0);
 };
 

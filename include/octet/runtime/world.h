@@ -8,11 +8,14 @@
 
 namespace octet {
 
-/// The MPI job: initialised on construction, finalised on destruction. Local ranks come from
-/// MPI_Comm_split_type(SHARED) and from nothing else, since launchers' variables differ and lie.
+/// The MPI job. Local ranks come from MPI_Comm_split_type(SHARED) and from nothing else, since launchers'
+/// variables differ and lie.
 class World {
  public:
+  /// All ranks: MPI is initialised here, unless it was before, and finalised on destruction.
   World();
+  /// Some ranks of a job that is initialised already.
+  explicit World(MPI_Comm ranks);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -37,6 +40,9 @@ class World {
   [[noreturn]] void abort(int exit_code) const;
 
  private:
+  void open(MPI_Comm ranks);
+
+  bool finalises_ = false;
   MPI_Comm ranks_ = MPI_COMM_NULL, node_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, nodes_ = 1;
   std::string host_;

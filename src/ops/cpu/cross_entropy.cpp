@@ -35,10 +35,12 @@ template <typename T>
 void write_gradient(T* row, std::int64_t cols, std::int64_t valid, std::int64_t target,
                     const TokenSoftmax& softmax) {
   const float inverse = static_cast<float>(1.0 / softmax.sum);
-  for (std::int64_t j = 0; j < valid; ++j) {
-    const float probability = cpu::exp(static_cast<float>(row[j]) - softmax.peak) * inverse;
-    row[j] = static_cast<T>(j == target ? probability - 1.0f : probability);
-  }
+  const auto probability = [&](T logit) {
+    return cpu::exp(static_cast<float>(logit) - softmax.peak) * inverse;
+  };
+  const T at_target = target >= 0 ? static_cast<T>(probability(row[target]) - 1.0f) : T{};
+  for (std::int64_t j = 0; j < valid; ++j) row[j] = static_cast<T>(probability(row[j]));
+  if (target >= 0) row[target] = at_target;
   std::fill(row + valid, row + cols, T{});
 }
 

@@ -2,7 +2,7 @@
 
 #include "../../runtime/cuda/cuda_check.h"
 
-namespace octet {
+namespace octet::cuda {
 
 void* Scratch::reserve(std::int64_t bytes) {
   if (bytes > this->bytes()) {
@@ -13,4 +13,4 @@ void* Scratch::reserve(std::int64_t bytes) {
   return buffer_ ? buffer_->data() : nullptr;
 }
 
-}  // namespace octet
+}  // namespace octet::cuda

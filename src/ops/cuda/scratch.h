@@ -5,7 +5,7 @@
 
 #include "octet/runtime/device.h"
 
-namespace octet {
+namespace octet::cuda {
 
 /// Device memory for the intermediate results of one operation at a time. All operations that use it run on one
 /// stream, so that each is done with it before the next begins.
@@ -25,4 +25,4 @@ class Scratch {
   std::unique_ptr<Buffer> buffer_;
 };
 
-}  // namespace octet
+}  // namespace octet::cuda

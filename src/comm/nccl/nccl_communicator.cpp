@@ -1,0 +1,123 @@
+#include <mpi.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <exception>
+
+#include "../../runtime/cuda/cuda_check.h"
+#include "../../runtime/cuda/cuda_stream.h"
+#include "octet/base/error.h"
+#include "octet/comm/communicator.h"
+
+namespace octet {
+namespace {
+
+ncclDataType_t type_of(DType type) {
+  switch (type) {
+    case DType::kF32: return ncclFloat32;
+    case DType::kF64: return ncclFloat64;
+    case DType::kI32: return ncclInt32;
+    case DType::kBF16: return ncclBfloat16;
+  }
+  return ncclNumTypes;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(MPI_Comm ranks, Device& device, std::string name)
+      : ordinal_(ordinal_of(device)), name_(std::move(name)) {
+    MPI_Comm_rank(ranks, &rank_);
+    MPI_Comm_size(ranks, &size_);
+    if (size_ == 1) return;
+    OCTET_CUDA(cudaSetDevice(ordinal_));
+    // A failure here is broadcast as well, so that no rank is left waiting for an id that never comes.
+    struct {
+      ncclUniqueId id;
+      ncclResult_t status;
+    } start{};
+    if (rank_ == 0) start.status = ncclGetUniqueId(&start.id);
+    if (MPI_Bcast(&start, sizeof start, MPI_BYTE, 0, ranks) != MPI_SUCCESS) {
+      fail(ErrorKind::kDevice, "cannot share the NCCL id over the {} axis", name_);
+    }
+    check(start.status, "ncclGetUniqueId");
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.commName = name_.c_str();
+    check(ncclCommInitRankConfig(&handle_, size_, start.id, rank_, &config), "ncclCommInitRankConfig");
+  }
+
+  ~NcclCommunicator() override {
+    if (handle_ == nullptr) return;
+    // Destroying waits for the peers' operations, which may never come when this rank is failing.
+    if (std::uncaught_exceptions() > 0) {
+      static_cast<void>(ncclCommAbort(handle_));
+    } else {
+      static_cast<void>(ncclCommDestroy(handle_));
+    }
+  }
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  const std::string& name() const override { return name_; }
+
+  void all_reduce(Stream& stream, Tensor values, ReduceOp op) override {
+    if (size_ == 1 || values.size() == 0) return;
+    check(ncclAllReduce(values.data, values.data, count(values), type_of(values.dtype),
+                        op == ReduceOp::kSum ? ncclSum : ncclMax, handle_, enter(stream)),
+          "ncclAllReduce");
+  }
+
+  void reduce_scatter(Stream& stream, Tensor in, Tensor out) override {
+    OCTET_ASSERT(in.size() == out.size() * size_ && in.dtype == out.dtype);
+    if (size_ == 1) return copy(stream, in, out);
+    if (out.size() == 0) return;
+    check(ncclReduceScatter(in.data, out.data, count(out), type_of(out.dtype), ncclSum, handle_, enter(stream)),
+          "ncclReduceScatter");
+  }
+
+  void all_gather(Stream& stream, Tensor in, Tensor out) override {
+    OCTET_ASSERT(out.size() == in.size() * size_ && in.dtype == out.dtype);
+    if (size_ == 1) return copy(stream, in, out);
+    if (in.size() == 0) return;
+    check(ncclAllGather(in.data, out.data, count(in), type_of(in.dtype), handle_, enter(stream)), "ncclAllGather");
+  }
+
+  void broadcast(Stream& stream, Tensor values, int root) override {
+    if (size_ == 1 || values.size() == 0) return;
+    check(ncclBroadcast(values.data, values.data, count(values), type_of(values.dtype), root, handle_,
+                        enter(stream)),
+          "ncclBroadcast");
+  }
+
+ private:
+  void check(ncclResult_t status, const char* operation) const {
+    if (status == ncclSuccess) return;
+    fail(ErrorKind::kDevice, "NCCL: {} in {} over the {} axis, rank {} of {}: {}", ncclGetErrorString(status),
+         operation, name_, rank_, size_, ncclGetLastError(handle_));
+  }
+  static std::size_t count(const Tensor& tensor) { return static_cast<std::size_t>(tensor.size()); }
+
+  cudaStream_t enter(Stream& stream) const {
+    OCTET_CUDA(cudaSetDevice(ordinal_));
+    return native(stream);
+  }
+  void copy(Stream& stream, const Tensor& from, const Tensor& to) const {
+    if (from.data == to.data || from.size() == 0) return;
+    OCTET_CUDA(cudaMemcpyAsync(to.data, from.data, static_cast<std::size_t>(from.bytes()),
+                               cudaMemcpyDeviceToDevice, enter(stream)));
+  }
+
+  int ordinal_;
+  std::string name_;
+  int rank_ = 0, size_ = 1;
+  ncclComm_t handle_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name) {
+  return std::make_unique<NcclCommunicator>(ranks, device, std::move(name));
+}
+
+}  // namespace octet

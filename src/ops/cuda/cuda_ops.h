@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "cudnn_attention.h"
+#include "matmul_plans.h"
+#include "octet/ops/ops.h"
+#include "scratch.h"
+
+namespace octet {
+
+/// What trades speed for sameness of results from run to run.
+struct CudaOpsOptions {
+  bool timed_matmul_plans = false;
+  bool deterministic_attention = false;
+};
+
+/// Operators on one CUDA device: cuBLASLt for products, cuDNN for bfloat16 attention, own kernels for the rest.
+/// All methods but `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong on one stream.
+class CudaOps final : public Ops {
+ public:
+  CudaOps(Device& device, const CudaOpsOptions& options);
+
+  void prepare(const Workload& workload) override;
+  std::int64_t workspace_bytes() const override { return scratch_.bytes(); }
+
+  void matmul(Stream& stream, const Matmul& args) override;
+
+  void norm_forward(Stream& stream, const NormForward& args) override;
+  void norm_backward(Stream& stream, const NormBackward& args) override;
+
+  void rope(Stream& stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
+            bool inverse) override;
+  void head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
+                         Tensor k_weight, Tensor out, Tensor rstd) override;
+  void head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
+                          Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, bool accumulate) override;
+
+  void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
+                         Tensor statistics) override;
+  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out, Tensor statistics,
+                          Tensor dout, Tensor dqkv) override;
+
+  void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) override;
+  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override;
+  void gelu_forward(Stream& stream, Tensor in, Tensor out) override;
+  void gelu_backward(Stream& stream, Tensor in, Tensor dout) override;
+
+  void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
+                         Tensor position_table, Tensor out) override;
+  void embedding_backward(Stream& stream, Tensor ids, Tensor order, Tensor dout, std::int64_t first_id,
+                          Tensor dtable) override;
+
+  void bias_backward(Stream& stream, Tensor dy, Tensor dbias, bool accumulate) override;
+
+  void cross_entropy_partial(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid, Tensor targets,
+                             Tensor partial) override;
+  void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid, Tensor targets,
+                            Tensor partials, double weight, bool gradient, StepScalars* scalars) override;
+
+  void add_square(Stream& stream, Tensor x, StepScalars* scalars) override;
+  void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1, float beta2) override;
+  void adamw(Stream& stream, const Adamw& args, const StepScalars* scalars) override;
+
+  void cast(Stream& stream, Tensor from, Tensor to) override;
+  void add(Stream& stream, Tensor from, Tensor to) override;
+  void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
+                   std::int64_t stride) override;
+  void fill(Stream& stream, Tensor values, float value) override;
+
+ private:
+  /// Makes the device current for this thread.
+  cudaStream_t enter(Stream& stream) const;
+  bool uses_cudnn(const AttentionShape& shape, DType type);
+
+  int ordinal_;
+  cuda::Scratch scratch_;
+  cuda::MatmulPlans matmul_;
+  cuda::CudnnAttention attention_;
+};
+
+}  // namespace octet

@@ -1,0 +1,204 @@
+// Failures that users of other trainers reported, by the number of ../shared/cases.md that names the class; the values are kept here.
+#include "support/training_support.h"
+
+namespace octet::test {
+namespace {
+
+class Cases : public testing::Test {
+ protected:
+  void SetUp() override {
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  }
+  /// The tiny deck with tensor ranks as far as four heads go.
+  Deck split_deck() const {
+    Deck deck = tiny_deck();
+    deck.model.layers = 2;
+    deck.parallel.tensor = std::min(ranks_, 4);
+    deck.parallel.sequence = ranks_ > 1;
+    return deck;
+  }
+  int ranks_ = 1, rank_ = 0;
+};
+
+/// N03: masked micro-batches and ranks add nothing; a step without any target changes nothing.
+TEST_F(Cases, N03MaskedMicroBatchAndMaskedRankCountForNothing) {
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  Samples samples = random_samples(8, 64, 256, 1);
+  samples.masks.assign(8, std::vector<std::uint8_t>(64, 1));
+  samples.masks[0].assign(64, 0);
+  samples.masks[3].assign(64, 0);
+  samples.masks[7].assign(64, 0);
+  Session single(MPI_COMM_SELF, deck);
+  const StepResult expected = single.step(samples);
+  EXPECT_EQ(expected.tokens, 5 * 64);
+  Session split(MPI_COMM_WORLD, deck);
+  const StepResult found = split.step(samples);
+  EXPECT_EQ(found.tokens, expected.tokens);
+  EXPECT_NEAR(found.loss, expected.loss, 1e-6 * expected.loss);
+  EXPECT_NEAR(found.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm);
+}
+
+TEST_F(Cases, N03StepWithoutTargetsChangesNothing) {
+  for (const int zero : {0, 1, 2}) {
+    Deck deck = split_deck();
+    deck.parallel.zero = zero;
+    Session session(MPI_COMM_WORLD, deck);
+    Samples samples = random_samples(8, 64, 256, 2);
+    session.step(samples);
+    const Tensors before = session.gather(session.engine().store().saved_boxes());
+    samples.masks.assign(8, std::vector<std::uint8_t>(64, 0));
+    const StepResult result = session.step(samples);
+    EXPECT_TRUE(result.skipped);
+    EXPECT_TRUE(std::isnan(result.loss));
+    EXPECT_EQ(result.updates, 1);
+    EXPECT_EQ(session.gather(session.engine().store().saved_boxes()), before);
+    samples.masks.clear();
+    EXPECT_EQ(session.step(samples).updates, 2);
+  }
+}
+
+/// N13 (its core): one bad gradient on one rank, and all ranks skip.
+TEST_F(Cases, N13GradientThatIsNotFiniteIsSkippedOnAllRanks) {
+  Session session(MPI_COMM_WORLD, split_deck());
+  const Samples samples = random_samples(8, 64, 256, 3);
+  session.step(samples);
+  const Tensors good = session.gather(session.engine().store().saved_boxes());
+  Tensors weights;
+  for (const auto& [name, values] : good) {
+    if (name.starts_with("parameters/")) weights[name.substr(11)] = values;
+  }
+  Tensors bad = weights;
+  bad.at("layers.1.mlp.down.weight")[17] = std::numeric_limits<float>::quiet_NaN();
+  session.set_parameters(bad);
+  const StepResult result = session.step(samples);
+  EXPECT_TRUE(result.skipped);
+  EXPECT_EQ(result.updates, 0);
+  session.set_parameters(weights);
+  EXPECT_FALSE(session.step(samples).skipped);
+}
+
+/// N04: padding rows of a split vocabulary stay out of the softmax and stay zero. ln 101 = 4.615121; ln 104 would be 4.644391.
+TEST_F(Cases, N04ZeroHeadGivesLogOfTheVocabularyPaddedOrNot) {
+  for (const bool tied : {false, true}) {
+    Deck deck = split_deck();
+    deck.model.vocabulary = 101;
+    deck.model.zero_head = true;
+    deck.model.tied = tied;
+    Session session(MPI_COMM_WORLD, deck);
+    EXPECT_NEAR(session.step(random_samples(8, 64, 101, 4)).loss, 4.615121, 1e-6);
+  }
+  Deck deck = split_deck();
+  deck.model.zero_head = true;
+  Session session(MPI_COMM_WORLD, deck);
+  EXPECT_NEAR(session.step(random_samples(8, 64, 256, 4)).loss, 5.545177, 1e-6);
+}
+
+/// N06: a gradient of a tied embedding is one gradient; its norm counts it once in every layout.
+TEST_F(Cases, N06GradientNormCountsTiedEmbeddingOnce) {
+  Deck deck = split_deck();
+  deck.model.tied = true;
+  deck.optimizer.clip = 0.1;
+  Session session(MPI_COMM_WORLD, deck);
+  const StepResult result = session.step(random_samples(8, 64, 256, 5));
+  double square = 0.0;
+  for (const auto& [name, values] : session.gather(session.engine().store().gradient_boxes())) {
+    for (const float value : values) square += std::pow(value / result.tokens, 2);
+  }
+  EXPECT_NEAR(result.gradient_norm, std::sqrt(square), 1e-6 * result.gradient_norm);
+  EXPECT_GT(result.gradient_norm, 0.1);
+}
+
+/// N07: what tensor ranks hold alike stays bitwise alike.
+TEST_F(Cases, N07ReplicatedParametersStayBitwiseEqualUnderSequenceParallelism) {
+  for (const bool sequence : {false, true}) {
+    Deck deck = split_deck();
+    deck.parallel.sequence = sequence;
+    deck.model.qk_norm = true;
+    deck.model.kv_heads = 1;
+    Session session(MPI_COMM_WORLD, deck);
+    for (std::uint64_t step = 0; step < 10; ++step) session.step(random_samples(8, 64, 256, 60 + step));
+    const Grid& grid = session.engine().grid();
+    int compared = 0;
+    for (const auto& box : session.engine().store().held_boxes()) {
+      const bool replicated = box.name.find("norm") != std::string::npos || box.name.find("attention.k.") != std::string::npos;
+      if (!replicated) continue;
+      const auto* own = box.memory.as<float>();
+      std::vector<float> first(own, own + box.box.size());
+      MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, grid.tensor());
+      EXPECT_EQ(std::memcmp(first.data(), own, first.size() * sizeof(float)), 0) << box.name;
+      ++compared;
+    }
+    EXPECT_GT(compared, 0);
+  }
+}
+
+/// N08: weights of 1.0 that move by less than a bf16 step a time. Masters: 0.94; their bf16: 0.94140625.
+TEST_F(Cases, N08SmallUpdatesAddUpInTheMasters) {
+  const std::unique_ptr<Device> device = make_cpu_device();
+  const std::unique_ptr<Stream> stream = device->make_stream();
+  const std::unique_ptr<Ops> ops = make_cpu_ops(1);
+  std::vector<float> master(8, 1.0f), first(8), second(8), gradient(8, 1.0f);
+  std::vector<BF16> parameter(8);
+  const auto vector = [](auto& values) {
+    using T = typename std::decay_t<decltype(values)>::value_type;
+    return Tensor{values.data(), DTypeOf<T>::value, 1, 8};
+  };
+  std::vector<float> rates(1, 6e-4f);
+  StepScalars scalars;
+  for (int step = 0; step < 100; ++step) {
+    scalars.loss = scalars.tokens = 1.0;
+    scalars.gradient_square = 8.0;
+    ops->finish_step(*stream, &scalars, {rates.data(), DType::kF32, 1, 1}, 0.0f, 0.9f, 0.95f);
+    ops->adamw(*stream, {vector(master), vector(first), vector(second), vector(gradient), vector(parameter), 0.9f, 0.95f, 1e-8f, 0.0f},
+               &scalars);
+  }
+  for (const float value : master) EXPECT_NEAR(value, 0.94f, 1e-5f);
+  for (const BF16 value : parameter) EXPECT_EQ(static_cast<float>(value), 0.94140625f);
+}
+
+/// N16: the random numbers of a run (initial values; the sample order has tests of its own) depend on global positions alone.
+TEST_F(Cases, N16InitialValuesAreTheSameInEveryLayout) {
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  Session single(MPI_COMM_SELF, deck);
+  const Tensors expected = single.gather(single.engine().store().saved_boxes());
+  Session split(MPI_COMM_WORLD, split_deck());
+  EXPECT_EQ(split.gather(split.engine().store().saved_boxes()), expected);
+  const auto& q = expected.at("parameters/layers.0.attention.q.weight");
+  const auto& o = expected.at("parameters/layers.1.attention.q.weight");
+  EXPECT_GT(relative_difference(q, o), 1.0) << "streams of different parameters differ";
+}
+
+/// Evaluation counts every target of the file once, whatever the layout; the last round is short.
+TEST_F(Cases, EvaluationIsTheSameInEveryLayoutAndMicroBatch) {
+  std::string path = testing::TempDir() + "octet_evaluation.h5";
+  if (rank_ == 0) {
+    TokenFileInfo info;
+    info.vocabulary = 256;
+    TokenFileWriter writer(path, info);
+    writer.add_document(random_samples(1, 64 * 11 + 3, 256, 8).tokens[0]);
+    writer.finish();
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  const TokenFile file(path);
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  deck.batch.micro = 4;
+  deck.batch.global = 8;
+  Session single(MPI_COMM_SELF, deck);
+  const Evaluation expected = single.engine().evaluate(file, 0);
+  EXPECT_EQ(expected.tokens, 64 * 11);
+  Deck other = split_deck();
+  other.batch.micro = 1;
+  Session split(MPI_COMM_WORLD, other);
+  const Evaluation found = split.engine().evaluate(file, 0);
+  EXPECT_EQ(found.tokens, expected.tokens);
+  EXPECT_NEAR(found.loss, expected.loss, 1e-6 * expected.loss);
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank_ == 0) std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace octet::test
