@@ -55,7 +55,8 @@ TEST(ParameterTable, FlopsOfLlama8bAt8192) {
 }
 
 TEST(ParameterTable, DecayIsForMatricesOnly) {
-  for (const ParameterRow& row : ParameterTable(odd_shape()).rows()) EXPECT_EQ(row.decay, row.rows > 1) << row.name;
+  const ParameterTable table(odd_shape());
+  for (const ParameterRow& row : table.rows()) EXPECT_EQ(row.decay, row.rows > 1) << row.name;
 }
 
 /// Every element of every parameter is owned exactly once by the tensor × data ranks, replicas left out; N04: exactly 101 rows of a vocabulary.

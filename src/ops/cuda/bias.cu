@@ -40,21 +40,21 @@ __global__ void __launch_bounds__(32 * kLanes)
   }
 }
 
-// A block sums 32 columns: its 32 rows of threads take every 32nd partial.
+// A block sums 32 columns: its 32 rows of threads take every 32nd partial. In float64, since gradients cancel.
 __global__ void __launch_bounds__(1024) partials_kernel(const float* partials, std::int64_t rows, std::int64_t cols,
                                                         std::int64_t stride, float* sums, bool accumulate) {
-  __shared__ float shared[32][33];
+  __shared__ double shared[32][33];
   const std::int64_t col = std::int64_t{blockIdx.x} * 32 + threadIdx.x;
-  float sum = 0.0f;
+  double sum = 0.0;
   if (col < cols) {
 #pragma unroll 4
     for (std::int64_t row = threadIdx.y; row < rows; row += 32) sum += partials[row * stride + col];
   }
   shared[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  const float total = warp_sum(shared[threadIdx.x][threadIdx.y]);
+  const double total = warp_sum(shared[threadIdx.x][threadIdx.y]);
   const std::int64_t to = std::int64_t{blockIdx.x} * 32 + threadIdx.y;
-  if (threadIdx.x == 0 && to < cols) sums[to] = accumulate ? sums[to] + total : total;
+  if (threadIdx.x == 0 && to < cols) sums[to] = static_cast<float>(accumulate ? sums[to] + total : total);
 }
 
 template <typename T>
