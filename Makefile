@@ -6,6 +6,7 @@ OCTET_CUDA ?= AUTO
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 TEXT ?=
+MAKEFLAGS += --no-print-directory
 
 CONFIGURE = cmake -S . $(if $(PRESET),--preset $(PRESET),-DOCTET_CUDA=$(OCTET_CUDA)) -B $(BUILD)
 GENERATOR = $(if $(wildcard $(BUILD)/CMakeCache.txt),,$(if $(shell command -v ninja),-G Ninja))

@@ -145,7 +145,7 @@ int Trainer::run() {
     const bool pause = due(deck_.run.evaluate_every) || due(deck_.checkpoint.every) || position_.step == last;
     while (engine_.pending() > (pause ? 0 : 1)) take_result();
     if (due(deck_.run.evaluate_every) || (position_.step == last && data_.validation)) evaluate();
-    if (due(deck_.checkpoint.every) || position_.step == last) save();
+    if (due(deck_.checkpoint.every) || (position_.step == last && (stops || deck_.checkpoint.at_end))) save();
   }
   const bool stopped = stops && position_.step < deck_.run.steps;
   status(stopped ? "stopped" : "done", stopped ? "run.stop_after" : "", stopped);

@@ -43,7 +43,6 @@ struct Deck {
   } schedule;
   struct Precision {
     std::string compute = "bf16";  ///< fp32 | bf16
-    std::string reduce = "fp32";   ///< fp32 | bf16: gradients on the wire
   } precision;
   struct Memory {
     std::string recompute = "none";
@@ -55,6 +54,7 @@ struct Deck {
   } data;
   struct Checkpoint {
     std::int64_t every = 0, keep = 2;
+    bool at_end = true;            ///< also at the last step
     std::string resume = "auto";   ///< auto | none | path of a step directory
     bool allow_changes = false;    ///< accept a deck that alters the run (batch, seed, data, schedule, …)
   } checkpoint;

@@ -12,9 +12,9 @@ namespace {
 constexpr int kRowThreads = 512;    // at most, for one row
 constexpr int kBlockThreads = 128;  // at least, by taking several rows when one row is short
 
-// Packs of a row that a thread of the forward kernel holds.
+// Packs of a row that a thread holds at most.
 template <int N>
-constexpr int kForwardPacks = N == 1 ? 16 : 4;
+constexpr int kForwardPacks = N == 1 ? 16 : N == 4 ? 8 : 4;
 
 // Sums over the threads of a row. A row is one warp's, or has a block of its own.
 template <int kCount>
@@ -233,11 +233,12 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
 }
 
 // Threads of a row in x, rows of a block in y.
-dim3 block_of(std::int64_t packs, int packs_a_thread) {
+dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
+  const std::int64_t packs = cols / pack;
   const std::int64_t threads = round_up(divide_up(packs, packs_a_thread), 32);
   if (threads > kRowThreads) {
-    fail(ErrorKind::kDevice, "a normalised row of {} packs of elements is too wide: the CUDA kernel takes {}", packs,
-         kRowThreads * packs_a_thread);
+    fail(ErrorKind::kDevice, "a normalised row of {} elements is too wide for a GPU: at most {} of this alignment", cols,
+         kRowThreads * packs_a_thread * pack);
   }
   const std::int64_t rows = threads == 32 ? kBlockThreads / 32 : 1;
   return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
@@ -245,7 +246,7 @@ dim3 block_of(std::int64_t packs, int packs_a_thread) {
 
 template <typename T, int N, int K, int kThreads>
 std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Scratch& scratch) {
-  const dim3 block = block_of(p.cols / N, K);
+  const dim3 block = block_of(p.cols, N, K);
   const std::int64_t resident = scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
   p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
@@ -280,7 +281,7 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     p.rows = a.residual.rows;
     p.cols = static_cast<int>(a.residual.cols);
     p.epsilon = a.epsilon;
-    const dim3 block = block_of(p.cols / N, kForwardPacks<N>);
+    const dim3 block = block_of(p.cols, N, kForwardPacks<N>);
     const unsigned grid = grid_size(divide_up(p.rows, block.y));
     if (a.kind == NormKind::kLayer) {
       forward_kernel<T, N, true><<<grid, block, 0, stream>>>(p);
@@ -301,7 +302,7 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
   with_width(type, full, [&](auto element, auto width) {
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
-    constexpr int kFew = N == 1 ? 8 : 2, kMany = N == 1 ? 16 : 4;
+    constexpr int kFew = N == 1 ? 8 : 2, kMany = kForwardPacks<N>;
     Backward<T> p{};
     p.x = static_cast<const T*>(a.x.data);
     p.weight = static_cast<const T*>(a.weight.data);
