@@ -1,35 +1,62 @@
 #!/usr/bin/env bash
-# What `make bench` runs: bench.sh OCTET. Trains published shapes for a few steps on 1, 2, 4 and 8 of the GPUs that
-# there are, on random bytes, and prints octet's own log lines (tokens/s, TFLOP/s, MFU).
+# What `make bench` runs: bench.sh OCTET [WORK…]. Trains on random tokens and prints a table: the median step of those after the
+# fifth, tokens/s and MFU a GPU, peak memory, and the rival's figures in the same run where RIVAL names a PyTorch script that
+# takes SHAPE MICRO_BATCH SEQUENCE STEPS (shapes 1b, 3b, 8b). Works: gpt2-124m llama-1b llama-3b llama-8b; all that fit unless given.
 set -euo pipefail
 octet=$(realpath "$1")
+shift
 cd "$(dirname "$0")/.."
-gpus=0
-if ! "$octet" --version | grep -q 'without CUDA' && command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-fi
-if [ "$gpus" -eq 0 ]; then
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+if [ "${gpus:-0}" -eq 0 ] || "$octet" --version | grep -q 'without CUDA'; then
   echo "bench: no GPU that this build of octet can use"
   exit 0
 fi
-
+works=("$@")
+if [ ${#works[@]} -eq 0 ]; then
+  works=(gpt2-124m llama-1b)
+  if [ "$gpus" -gt 1 ]; then works+=(llama-8b); fi
+fi
+steps=${STEPS:-20}
 run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
-head -c 32000000 /dev/urandom | od -An -v -tx1 -w32 >"$run/text.txt"
-"$octet" pack --quiet --output "$run/tokens.h5" "$run/text.txt"
-
 launch=(mpirun --bind-to none)
 if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-bench() { # shape ranks sequence micro
-  local global=$((2 * $2 * $4))
-  printf '\n== %s, %s GPUs, sequence %s, micro-batch %s\n' "$1" "$2" "$3" "$4"
-  "${launch[@]}" -np "$2" "$octet" train "inputs/shapes/$1.cfg" --set "data.train=$run/tokens.h5" \
-    --set "run.directory=$run/$1-$2" --set run.steps=20 --set log.every=5 --set "batch.sequence=$3" \
-    --set "batch.micro=$4" --set "batch.global=$global" --set checkpoint.resume=none
-  rm -rf "${run:?}/$1-$2"
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : "-" }'; }
+
+table="work|GPUs|micro|step ms|tok/s/gpu|MFU|mem GiB|rival tok/s/gpu|rival GiB|ratio"
+bench() { # name ranks sequence micro global vocabulary rival-shape settings…
+  local name=$1 ranks=$2 sequence=$3 micro=$4 global=$5 vocabulary=$6 rival=$7
+  shift 7
+  local tokens="$run/$vocabulary.h5" out="$run/$name-$ranks"
+  [ -f "$tokens" ] || "$octet" pack --random 40000000 --vocabulary "$vocabulary" --output "$tokens"
+  "${launch[@]}" -np "$ranks" "$octet" train "inputs/shapes/$name.cfg" --set "data.train=$tokens" --set "run.directory=$out" \
+    --set "run.steps=$steps" --set log.every=1 --set "batch.sequence=$sequence" --set "batch.micro=$micro" \
+    --set "batch.global=$global" --set checkpoint.resume=none --set checkpoint.at_end=false --set schedule.kind=constant \
+    --set optimizer.lr=1e-4 "$@" || { table+=$'\n'"$name|$ranks|$micro|failed"; return 0; }
+  local key='s/.*"KEY":\([0-9.e+-]*\).*/\1/p' step_ms rate mfu memory theirs=- their_memory=- ratio=-
+  step_ms=$(tail -n +6 "$out/metrics.jsonl" | sed -n "${key/KEY/step_ms}" | median)
+  rate=$(awk -v t=$((global * sequence / ranks)) -v ms="$step_ms" 'BEGIN { printf "%.0f", t / ms * 1000 }')
+  mfu=$(tail -n +6 "$out/metrics.jsonl" | sed -n "${key/KEY/mfu}" | median | awk '{ printf "%.1f%%", $1 * 100 }')
+  memory=$(sed -n "${key/KEY/mem_gib}" "$out/metrics.jsonl" | sort -g | tail -n 1 | awk '{ printf "%.1f", $1 }')
+  if [ -n "${RIVAL:-}" ] && [ "$rival" != - ]; then
+    torchrun --standalone --nproc_per_node "$ranks" "$RIVAL" "$rival" "$micro" "$sequence" "$steps" 2>"$run/rival.err" |
+      tee "$run/rival.log" || tail -n 5 "$run/rival.err"
+    theirs=$(sed -n 's|.* \([0-9]*\) tok/s/gpu.*|\1|p' "$run/rival.log")
+    their_memory=$(sed -n 's|.*peak \([0-9.]*\) GiB.*|\1|p' "$run/rival.log")
+    ratio=$(awk -v a="$rate" -v b="${theirs:-0}" 'BEGIN { print b > 0 ? sprintf("%.3f", a / b) : "-" }')
+  fi
+  table+=$'\n'"$name|$ranks|$micro|$step_ms|$rate|$mfu|$memory|${theirs:--}|${their_memory:--}|$ratio"
 }
-for ranks in 1 2 4 8; do
-  if [ "$ranks" -gt "$gpus" ]; then break; fi
-  bench gpt2-124m "$ranks" 1024 32
-  bench llama-1b "$ranks" 4096 2
+
+for work in "${works[@]}"; do
+  case $work in
+    gpt2-124m) bench gpt2-124m 1 1024 64 512 50257 - ;;
+    llama-1b) bench llama-1b 1 8192 4 4 128256 1b --set model.tied=false ;;
+    llama-3b) bench llama-3b 1 8192 2 2 128256 3b --set model.tied=false ;;
+    llama-8b) bench llama-8b 2 8192 1 2 128256 8b --set parallel.zero=2 ;;
+    *) echo "bench: unknown work $work; known: gpt2-124m llama-1b llama-3b llama-8b" >&2; exit 2 ;;
+  esac
 done
+echo
+nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | head -n 1
+column -t -s '|' <<<"$table" 2>/dev/null || echo "$table"

@@ -120,7 +120,8 @@ TEST_F(DeckTest, ValueOutOfRangeNamesTheRange) {
   EXPECT_TRUE(contains(refusal("[optimizer]\nbeta2 = 1\n"), "0 <= value < 1"));
   EXPECT_TRUE(
       contains(refusal("[batch]\nmicro = -2\n"), "batch.micro = -2 is not allowed; expected integer >= 1"));
-  EXPECT_TRUE(contains(refusal("[parallel]\nzero = 4\n"), "0 <= value <= 3"));
+  EXPECT_TRUE(contains(refusal("[parallel]\nzero = 9\n"),
+                       "parallel.zero = 9 is not allowed; expected integer, 0 <= value"));
   EXPECT_TRUE(contains(refusal("[schedule]\nkind = cosin\n"), "one of: constant, linear, cosine, wsd"));
   EXPECT_TRUE(contains(refusal("[model]\ntied = yes\n"), "true or false"));
 }

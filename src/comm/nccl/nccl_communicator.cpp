@@ -14,10 +14,14 @@ namespace {
 
 ncclDataType_t type_of(DType type) {
   switch (type) {
-    case DType::kF32: return ncclFloat32;
-    case DType::kF64: return ncclFloat64;
-    case DType::kI32: return ncclInt32;
-    case DType::kBF16: return ncclBfloat16;
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kBF16:
+      return ncclBfloat16;
   }
   return ncclNumTypes;
 }
@@ -72,15 +76,17 @@ class NcclCommunicator final : public Communicator {
     OCTET_ASSERT(in.size() == out.size() * size_ && in.dtype == out.dtype);
     if (size_ == 1) return copy(stream, in, out);
     if (out.size() == 0) return;
-    check(ncclReduceScatter(in.data, out.data, count(out), type_of(out.dtype), ncclSum, handle_, enter(stream)),
-          "ncclReduceScatter");
+    check(
+        ncclReduceScatter(in.data, out.data, count(out), type_of(out.dtype), ncclSum, handle_, enter(stream)),
+        "ncclReduceScatter");
   }
 
   void all_gather(Stream& stream, Tensor in, Tensor out) override {
     OCTET_ASSERT(out.size() == in.size() * size_ && in.dtype == out.dtype);
     if (size_ == 1) return copy(stream, in, out);
     if (in.size() == 0) return;
-    check(ncclAllGather(in.data, out.data, count(in), type_of(in.dtype), handle_, enter(stream)), "ncclAllGather");
+    check(ncclAllGather(in.data, out.data, count(in), type_of(in.dtype), handle_, enter(stream)),
+          "ncclAllGather");
   }
 
   void broadcast(Stream& stream, Tensor values, int root) override {

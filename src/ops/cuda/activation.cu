@@ -1,6 +1,6 @@
 // SwiGLU and GELU, forward and backward.
-// Bytes moved (compute dtype of s bytes, f outputs a row): swiglu forward 3·t·f·s, backward 6·t·f·s (gate, up and
-// dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s.
+// Bytes moved (compute dtype of s bytes, f outputs a row): swiglu forward 3·t·f·s, backward 6·t·f·s (gate, up
+// and dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s.
 #include "drivers.h"
 #include "kernel_tools.cuh"
 

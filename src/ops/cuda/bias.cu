@@ -1,5 +1,6 @@
 // Column sums: the gradient of a bias, and the second stage of every gradient that is summed over tokens.
-// Bytes moved (compute dtype of s bytes): bias_backward t·n·s. The order of the sums depends on the shape alone.
+// Bytes moved (compute dtype of s bytes): bias_backward t·n·s. The order of the sums depends on the shape
+// alone.
 #include <algorithm>
 
 #include "drivers.h"
@@ -10,10 +11,12 @@ namespace {
 
 constexpr int kLanes = 8;  // rows that a block of bias_backward reads at a time
 
-// Block (x, y): packs of columns in x; rows first_row + y, then every kLanes-th of the block's share of the rows.
+// Block (x, y): packs of columns in x; rows first_row + y, then every kLanes-th of the block's share of the
+// rows.
 template <typename T, int N>
 __global__ void __launch_bounds__(32 * kLanes)
-    column_kernel(const T* dy, std::int64_t rows, std::int64_t cols, std::int64_t rows_a_block, float* partials) {
+    column_kernel(const T* dy, std::int64_t rows, std::int64_t cols, std::int64_t rows_a_block,
+                  float* partials) {
   __shared__ float shared[kLanes][32 * N];
   const std::int64_t col = (std::int64_t{blockIdx.x} * 32 + threadIdx.x) * N;
   const std::int64_t begin = blockIdx.y * rows_a_block;
@@ -40,9 +43,11 @@ __global__ void __launch_bounds__(32 * kLanes)
   }
 }
 
-// A block sums 32 columns: its 32 rows of threads take every 32nd partial. In float64, since gradients cancel.
-__global__ void __launch_bounds__(1024) partials_kernel(const float* partials, std::int64_t rows, std::int64_t cols,
-                                                        std::int64_t stride, float* sums, bool accumulate) {
+// A block sums 32 columns: its 32 rows of threads take every 32nd partial. In float64, since gradients
+// cancel.
+__global__ void __launch_bounds__(1024)
+    partials_kernel(const float* partials, std::int64_t rows, std::int64_t cols, std::int64_t stride,
+                    float* sums, bool accumulate) {
   __shared__ double shared[32][33];
   const std::int64_t col = std::int64_t{blockIdx.x} * 32 + threadIdx.x;
   double sum = 0.0;
@@ -68,7 +73,9 @@ __global__ void add_bias_kernel(const bf16* bias, float* y, std::int64_t size, s
   if (i < size) y[i] += to_float(bias[i % cols]);
 }
 
-std::int64_t column_blocks(std::int64_t cols, int width) { return divide_up(cols, 32 * width); }
+std::int64_t column_blocks(std::int64_t cols, int width) {
+  return divide_up(cols, 32 * width);
+}
 
 // Shares of the rows, so that all multiprocessors have several blocks.
 std::int64_t row_shares(std::int64_t rows, std::int64_t column_blocks, int multiprocessors) {
@@ -81,8 +88,8 @@ std::int64_t row_shares(std::int64_t rows, std::int64_t column_blocks, int multi
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
                   std::int64_t stride, float* sums, bool accumulate) {
   if (cols == 0) return;
-  partials_kernel<<<grid_size(divide_up(cols, 32)), dim3(32, 32), 0, stream>>>(partials, rows, cols, stride, sums,
-                                                                               accumulate);
+  partials_kernel<<<grid_size(divide_up(cols, 32)), dim3(32, 32), 0, stream>>>(partials, rows, cols, stride,
+                                                                               sums, accumulate);
   OCTET_CUDA_LAUNCH("sum_partials");
 }
 
@@ -98,9 +105,9 @@ void bias_backward(cudaStream_t stream, Tensor dy, Tensor dbias, bool accumulate
     shares = row_shares(rows, blocks, scratch.multiprocessors());
     partials = static_cast<float*>(scratch.reserve(shares * cols * size_of(DType::kF32)));
     const dim3 grid(grid_size(blocks), static_cast<unsigned>(shares));
-    column_kernel<T, N><<<grid, dim3(32, kLanes), 0, stream>>>(static_cast<const T*>(dy.data), rows, cols,
-                                                                std::max<std::int64_t>(1, divide_up(rows, shares)),
-                                                                partials);
+    column_kernel<T, N>
+        <<<grid, dim3(32, kLanes), 0, stream>>>(static_cast<const T*>(dy.data), rows, cols,
+                                                std::max<std::int64_t>(1, divide_up(rows, shares)), partials);
   });
   OCTET_CUDA_LAUNCH("bias_backward");
   sum_partials(stream, partials, shares, cols, cols, dbias.as<float>(), accumulate);
@@ -112,13 +119,13 @@ void add_bias(cudaStream_t stream, Tensor bias, Tensor y) {
   const unsigned grid = grid_size(divide_up(y.size(), kThreads));
   if (bias.dtype != y.dtype) {
     OCTET_ASSERT(bias.dtype == DType::kBF16 && y.dtype == DType::kF32);
-    add_bias_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const bf16*>(bias.data), y.as<float>(), y.size(),
-                                                   y.cols);
+    add_bias_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const bf16*>(bias.data), y.as<float>(),
+                                                   y.size(), y.cols);
   } else {
     with_type(y.dtype, [&](auto element) {
       using T = decltype(element);
-      add_bias_kernel<T><<<grid, kThreads, 0, stream>>>(static_cast<const T*>(bias.data), static_cast<T*>(y.data),
-                                                        y.size(), y.cols);
+      add_bias_kernel<T><<<grid, kThreads, 0, stream>>>(static_cast<const T*>(bias.data),
+                                                        static_cast<T*>(y.data), y.size(), y.cols);
     });
   }
   OCTET_CUDA_LAUNCH("add_bias");

@@ -1,6 +1,6 @@
 // Cross-entropy over a vocabulary that may be split over ranks.
-// Bytes moved (v logits a row, compute dtype of s bytes): partial t·valid·s; finish 2·t·v·s with gradient, else
-// only the partials.
+// Bytes moved (v logits a row, compute dtype of s bytes): partial t·valid·s; finish 2·t·v·s with gradient,
+// else only the partials.
 #include <cmath>
 
 #include "drivers.h"
@@ -45,7 +45,7 @@ __device__ inline Softmax merge(const Softmax& a, const Softmax& b) {
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     partial_kernel(const T* logits, const Split split, const std::int32_t* targets, float* partial) {
-  __shared__ Softmax warps[kThreads / 32];
+  __shared__ float largest_of[kThreads / 32], sum_of[kThreads / 32];  // of each warp
   const std::int64_t row = blockIdx.x;
   const T* values = logits + row * split.cols;
   const std::int64_t packs = split.valid / N;
@@ -82,10 +82,13 @@ __global__ void __launch_bounds__(kThreads)
                         __shfl_xor_sync(0xffffffffu, mine.sum, offset)};
     mine = merge<T>(mine, other);
   }
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = mine;
+  if (threadIdx.x % 32 == 0) {
+    largest_of[threadIdx.x / 32] = mine.largest;
+    sum_of[threadIdx.x / 32] = mine.sum;
+  }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) mine = merge<T>(mine, warps[w]);
+  for (int w = 1; w < kThreads / 32; ++w) mine = merge<T>(mine, {largest_of[w], sum_of[w]});
   const std::int64_t target = target_column(targets[row], split);
   partial[row * 3] = mine.largest;
   partial[row * 3 + 1] = mine.sum;
@@ -99,9 +102,11 @@ struct TokenSoftmax {
 };
 
 // All ranks' parts of one token.
-__device__ inline TokenSoftmax combine(const float* partials, std::int64_t token, std::int64_t tokens, int ranks) {
+__device__ inline TokenSoftmax combine(const float* partials, std::int64_t token, std::int64_t tokens,
+                                       int ranks) {
   TokenSoftmax all;
-  for (int rank = 0; rank < ranks; ++rank) all.largest = fmaxf(all.largest, partials[(rank * tokens + token) * 3]);
+  for (int rank = 0; rank < ranks; ++rank)
+    all.largest = fmaxf(all.largest, partials[(rank * tokens + token) * 3]);
   for (int rank = 0; rank < ranks; ++rank) {
     const float* part = partials + (rank * tokens + token) * 3;
     if (part[1] != 0.0f) all.sum += part[1] * expf(part[0] - all.largest);
@@ -157,7 +162,8 @@ struct LossSum {
 };
 
 __global__ void __launch_bounds__(kLossThreads)
-    loss_kernel(const std::int32_t* targets, const float* partials, std::int64_t tokens, int ranks, LossSum* sums) {
+    loss_kernel(const std::int32_t* targets, const float* partials, std::int64_t tokens, int ranks,
+                LossSum* sums) {
   const std::int64_t token = std::int64_t{blockIdx.x} * kLossThreads + threadIdx.x;
   double loss = 0.0, count = 0.0;
   if (token < tokens && targets[token] >= 0) {
@@ -191,11 +197,12 @@ void cross_entropy_partial(cudaStream_t stream, Tensor logits, std::int64_t firs
                            Tensor targets, Tensor partial) {
   if (logits.rows == 0) return;
   const Split split{logits.cols, first_id, valid};
-  with_width(logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data), [&](auto element, auto width) {
-    using T = decltype(element);
-    partial_kernel<T, decltype(width)::value><<<grid_size(logits.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(logits.data), split, targets.as<std::int32_t>(), partial.as<float>());
-  });
+  with_width(
+      logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data), [&](auto element, auto width) {
+        using T = decltype(element);
+        partial_kernel<T, decltype(width)::value><<<grid_size(logits.rows), kThreads, 0, stream>>>(
+            static_cast<const T*>(logits.data), split, targets.as<std::int32_t>(), partial.as<float>());
+      });
   OCTET_CUDA_LAUNCH("cross_entropy_partial");
 }
 
@@ -208,19 +215,21 @@ void cross_entropy_finish(cudaStream_t stream, Tensor logits, std::int64_t first
   if (weight != 0.0) {
     const unsigned blocks = grid_size(divide_up(tokens, kLossThreads));
     auto* sums = static_cast<LossSum*>(scratch.reserve(std::int64_t{blocks} * sizeof(LossSum)));
-    loss_kernel<<<blocks, kLossThreads, 0, stream>>>(targets.as<std::int32_t>(), partials.as<float>(), tokens, ranks,
-                                                     sums);
+    loss_kernel<<<blocks, kLossThreads, 0, stream>>>(targets.as<std::int32_t>(), partials.as<float>(), tokens,
+                                                     ranks, sums);
     OCTET_CUDA_LAUNCH("cross_entropy_finish");
     loss_sum_kernel<<<1, kSumThreads, 0, stream>>>(sums, static_cast<int>(blocks), weight, scalars);
     OCTET_CUDA_LAUNCH("cross_entropy_finish");
   }
   if (!gradient || logits.cols == 0) return;
   const Split split{logits.cols, first_id, valid};
-  with_width(logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data), [&](auto element, auto width) {
-    using T = decltype(element);
-    gradient_kernel<T, decltype(width)::value><<<grid_size(tokens), kThreads, 0, stream>>>(
-        static_cast<T*>(logits.data), split, targets.as<std::int32_t>(), partials.as<float>(), tokens, ranks);
-  });
+  with_width(logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data),
+             [&](auto element, auto width) {
+               using T = decltype(element);
+               gradient_kernel<T, decltype(width)::value><<<grid_size(tokens), kThreads, 0, stream>>>(
+                   static_cast<T*>(logits.data), split, targets.as<std::int32_t>(), partials.as<float>(),
+                   tokens, ranks);
+             });
   OCTET_CUDA_LAUNCH("cross_entropy_finish");
 }
 

@@ -20,24 +20,31 @@ int architecture_of(int ordinal) {
          attribute(ordinal, cudaDevAttrComputeCapabilityMinor);
 }
 
-// The ordinal, made current: cuBLASLt and cuDNN handles belong to the device that is current at their creation.
+// The ordinal, made current: cuBLASLt and cuDNN handles belong to the device that is current at their
+// creation.
 int make_current(const Device& device) {
   const int ordinal = ordinal_of(device);
   OCTET_CUDA(cudaSetDevice(ordinal));
   return ordinal;
 }
 
-bool same_shape(const Tensor& a, const Tensor& b) { return a.rows == b.rows && a.cols == b.cols; }
+bool same_shape(const Tensor& a, const Tensor& b) {
+  return a.rows == b.rows && a.cols == b.cols;
+}
 
-bool alike(const Tensor& a, const Tensor& b) { return same_shape(a, b) && a.dtype == b.dtype; }
+bool alike(const Tensor& a, const Tensor& b) {
+  return same_shape(a, b) && a.dtype == b.dtype;
+}
 
-void check_attention(const AttentionShape& shape, const Tensor& qkv, const Tensor& out, const Tensor& statistics) {
+void check_attention(const AttentionShape& shape, const Tensor& qkv, const Tensor& out,
+                     const Tensor& statistics) {
   const HeadLayout& layout = shape.layout;
   OCTET_ASSERT(layout.heads > 0 && layout.kv_heads > 0 && layout.group > 0 && layout.head_offset >= 0);
   OCTET_ASSERT((layout.heads - 1 + layout.head_offset) / layout.group < layout.kv_heads);
   OCTET_ASSERT(qkv.rows == shape.batch * shape.sequence && qkv.cols == layout.packed());
   OCTET_ASSERT(out.rows == qkv.rows && out.cols == layout.query() && out.dtype == qkv.dtype);
-  OCTET_ASSERT(statistics.dtype == DType::kF32 && statistics.size() == shape.batch * layout.heads * shape.sequence);
+  OCTET_ASSERT(statistics.dtype == DType::kF32 &&
+               statistics.size() == shape.batch * layout.heads * shape.sequence);
 }
 
 }  // namespace
@@ -64,7 +71,7 @@ void CudaOps::prepare(const Workload& workload) {
   const AttentionShape& shape = workload.attention;
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
     bytes = std::max(bytes, uses_cudnn(shape, workload.compute) ? attention_.workspace_bytes(shape)
-                                                                 : cuda::plain_attention_scratch(shape));
+                                                                : cuda::plain_attention_scratch(shape));
   }
   scratch_.reserve(bytes);
 }
@@ -103,8 +110,8 @@ void CudaOps::rope(Stream& stream, const HeadLayout& layout, Tensor qkv, Tensor 
   cuda::rope(enter(stream), layout, qkv, positions, cos_sin, inverse);
 }
 
-void CudaOps::head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
-                                Tensor k_weight, Tensor out, Tensor rstd) {
+void CudaOps::head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in,
+                                Tensor q_weight, Tensor k_weight, Tensor out, Tensor rstd) {
   OCTET_ASSERT(in.cols == layout.packed() && alike(in, out));
   OCTET_ASSERT(q_weight.size() == layout.head_size && k_weight.size() == layout.head_size);
   OCTET_ASSERT(q_weight.dtype == in.dtype && k_weight.dtype == in.dtype);
@@ -112,8 +119,9 @@ void CudaOps::head_norm_forward(Stream& stream, const HeadLayout& layout, float 
   cuda::head_norm_forward(enter(stream), layout, epsilon, in, q_weight, k_weight, out, rstd);
 }
 
-void CudaOps::head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
-                                 Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, bool accumulate) {
+void CudaOps::head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd,
+                                 Tensor q_weight, Tensor k_weight, Tensor dqkv, Tensor dq_weight,
+                                 Tensor dk_weight, bool accumulate) {
   OCTET_ASSERT(in.cols == layout.packed() && alike(in, dqkv));
   OCTET_ASSERT(q_weight.size() == layout.head_size && k_weight.size() == layout.head_size);
   OCTET_ASSERT(q_weight.dtype == in.dtype && k_weight.dtype == in.dtype);
@@ -168,8 +176,8 @@ void CudaOps::gelu_backward(Stream& stream, Tensor in, Tensor dout) {
   cuda::gelu_backward(enter(stream), in, dout);
 }
 
-void CudaOps::embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
-                                Tensor position_table, Tensor out) {
+void CudaOps::embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id,
+                                Tensor positions, Tensor position_table, Tensor out) {
   OCTET_ASSERT(ids.size() == out.rows && table.cols == out.cols && table.dtype == out.dtype);
   OCTET_ASSERT(!position_table || (positions.size() == out.rows && position_table.cols == out.cols &&
                                    position_table.dtype == out.dtype));
@@ -199,15 +207,16 @@ void CudaOps::cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t f
                                    StepScalars* scalars) {
   OCTET_ASSERT(targets.size() == logits.rows && partials.cols == 3 && valid >= 0 && valid <= logits.cols);
   OCTET_ASSERT(logits.rows == 0 || partials.rows % logits.rows == 0);
-  cuda::cross_entropy_finish(enter(stream), logits, first_id, valid, targets, partials, weight, gradient, scalars,
-                             scratch_);
+  cuda::cross_entropy_finish(enter(stream), logits, first_id, valid, targets, partials, weight, gradient,
+                             scalars, scratch_);
 }
 
 void CudaOps::add_square(Stream& stream, Tensor x, StepScalars* scalars) {
   cuda::add_square(enter(stream), x, scalars, scratch_);
 }
 
-void CudaOps::finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1, float beta2) {
+void CudaOps::finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
+                          float beta2) {
   cuda::finish_step(enter(stream), scalars, rates, clip, beta1, beta2);
 }
 
@@ -228,13 +237,17 @@ void CudaOps::add(Stream& stream, Tensor from, Tensor to) {
   cuda::add(enter(stream), from, to);
 }
 
-void CudaOps::fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
-                          std::int64_t stride) {
+void CudaOps::fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,
+                          std::int64_t first_index, std::int64_t stride) {
   cuda::fill_normal(enter(stream), values, deviation, key, first_index, stride);
 }
 
-void CudaOps::fill(Stream& stream, Tensor values, float value) { cuda::fill(enter(stream), values, value); }
+void CudaOps::fill(Stream& stream, Tensor values, float value) {
+  cuda::fill(enter(stream), values, value);
+}
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device) { return std::make_unique<CudaOps>(device, CudaOpsOptions{}); }
+std::unique_ptr<Ops> make_cuda_ops(Device& device) {
+  return std::make_unique<CudaOps>(device, CudaOpsOptions{});
+}
 
 }  // namespace octet

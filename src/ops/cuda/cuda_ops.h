@@ -17,8 +17,9 @@ struct CudaOpsOptions {
   bool deterministic_attention = false;
 };
 
-/// Operators on one CUDA device: cuBLASLt for products, cuDNN for bfloat16 attention, own kernels for the rest.
-/// All methods but `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong on one stream.
+/// Operators on one CUDA device: cuBLASLt for products, cuDNN for bfloat16 attention, own kernels for the
+/// rest. All methods but `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong on one
+/// stream.
 class CudaOps final : public Ops {
  public:
   CudaOps(Device& device, const CudaOpsOptions& options);
@@ -36,12 +37,13 @@ class CudaOps final : public Ops {
   void head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
                          Tensor k_weight, Tensor out, Tensor rstd) override;
   void head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
-                          Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, bool accumulate) override;
+                          Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
+                          bool accumulate) override;
 
   void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
                          Tensor statistics) override;
-  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out, Tensor statistics,
-                          Tensor dout, Tensor dqkv) override;
+  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
+                          Tensor statistics, Tensor dout, Tensor dqkv) override;
 
   void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) override;
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override;
@@ -55,19 +57,21 @@ class CudaOps final : public Ops {
 
   void bias_backward(Stream& stream, Tensor dy, Tensor dbias, bool accumulate) override;
 
-  void cross_entropy_partial(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid, Tensor targets,
-                             Tensor partial) override;
-  void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid, Tensor targets,
-                            Tensor partials, double weight, bool gradient, StepScalars* scalars) override;
+  void cross_entropy_partial(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
+                             Tensor targets, Tensor partial) override;
+  void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
+                            Tensor targets, Tensor partials, double weight, bool gradient,
+                            StepScalars* scalars) override;
 
   void add_square(Stream& stream, Tensor x, StepScalars* scalars) override;
-  void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1, float beta2) override;
+  void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
+                   float beta2) override;
   void adamw(Stream& stream, const Adamw& args, const StepScalars* scalars) override;
 
   void cast(Stream& stream, Tensor from, Tensor to) override;
   void add(Stream& stream, Tensor from, Tensor to) override;
-  void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
-                   std::int64_t stride) override;
+  void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,
+                   std::int64_t first_index, std::int64_t stride) override;
   void fill(Stream& stream, Tensor values, float value) override;
 
  private:

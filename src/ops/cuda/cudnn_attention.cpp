@@ -32,11 +32,14 @@ enum Id : std::int64_t {
 constexpr float kMaskedScore = -std::numeric_limits<float>::infinity();
 constexpr float kUnit = 1.0f;
 
-Extents swap_last(const Extents& x) { return {x[0], x[1], x[3], x[2]}; }
+Extents swap_last(const Extents& x) {
+  return {x[0], x[1], x[3], x[2]};
+}
 
 // The scores of later keys become -inf.
 CudnnGraph::Tensor causal(CudnnGraph& graph, CudnnGraph::Tensor scores, const Extents& square) {
-  CudnnGraph::Tensor rows = graph.value(CUDNN_DATA_INT32, square), cols = graph.value(CUDNN_DATA_INT32, square);
+  CudnnGraph::Tensor rows = graph.value(CUDNN_DATA_INT32, square),
+                     cols = graph.value(CUDNN_DATA_INT32, square);
   graph.index(2, scores, rows);
   graph.index(3, scores, cols);
   CudnnGraph::Tensor mask = graph.value(CUDNN_DATA_BOOLEAN, square);
@@ -50,7 +53,9 @@ const std::byte* at(const Tensor& tensor, std::int64_t element) {
   return static_cast<const std::byte*>(tensor.data) + element * size_of(tensor.dtype);
 }
 
-constexpr std::int64_t round_to_256(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+constexpr std::int64_t round_to_256(std::int64_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
 
 // Zeroes key and value gradients of key heads [begin, end).
 void zero_key_heads(cudaStream_t stream, const HeadLayout& layout, const Tensor& dqkv, int begin, int end) {
@@ -92,11 +97,12 @@ std::vector<CudnnAttention::HeadGroup> CudnnAttention::groups_of(const HeadLayou
 }
 
 CudnnAttention::Key CudnnAttention::key_of(const AttentionShape& shape, const HeadGroup& group) {
-  return {shape.batch,       shape.sequence, shape.layout.packed(),   shape.layout.heads,
-          group.queries,     group.keys,     shape.layout.head_size};
+  return {shape.batch,   shape.sequence, shape.layout.packed(), shape.layout.heads,
+          group.queries, group.keys,     shape.layout.head_size};
 }
 
-// Operands: q, k, v, out, statistics, scale. S = scale·Q·Kᵀ, masked; statistics = log Σ exp S; out = softmax(S)·V.
+// Operands: q, k, v, out, statistics, scale. S = scale·Q·Kᵀ, masked; statistics = log Σ exp S; out =
+// softmax(S)·V.
 CudnnPlan CudnnAttention::build_forward(const Key& key) {
   const std::int64_t b = key.batch, s = key.sequence, d = key.head_size, r = key.packed;
   const std::int64_t hq = key.queries, hk = key.keys, out_row = key.heads * d;
@@ -128,8 +134,8 @@ CudnnPlan CudnnAttention::build_forward(const Key& key) {
   return graph.build(handle_.get());
 }
 
-// P = exp(S - statistics); dV = Pᵀ·dO; dS = scale·P·(dO·Vᵀ - rowsum(dO·O)); dK = dSᵀ·Q; dQ = dS·K. Where query heads
-// share a key head, dK and dV are formed for every query head and then summed.
+// P = exp(S - statistics); dV = Pᵀ·dO; dS = scale·P·(dO·Vᵀ - rowsum(dO·O)); dK = dSᵀ·Q; dQ = dS·K. Where
+// query heads share a key head, dK and dV are formed for every query head and then summed.
 CudnnPlan CudnnAttention::build_backward(const Key& key) {
   const std::int64_t b = key.batch, s = key.sequence, d = key.head_size, r = key.packed;
   const std::int64_t hq = key.queries, hk = key.keys, out_row = key.heads * d;
@@ -192,7 +198,8 @@ CudnnPlan CudnnAttention::build_backward(const Key& key) {
   if (deterministic_) {
     graph.matmul(dscores, k, dq);
   } else {
-    CudnnGraph::Tensor query_sums = graph.operand(kQuerySums, kFloat, query_extents, {hq * s * d, s * d, d, 1});
+    CudnnGraph::Tensor query_sums =
+        graph.operand(kQuerySums, kFloat, query_extents, {hq * s * d, s * d, d, 1});
     graph.matmul(dscores, k, query_sums);
     graph.unary(CUDNN_POINTWISE_IDENTITY, query_sums, dq);
   }
@@ -215,9 +222,8 @@ const std::optional<CudnnAttention::Plans>& CudnnAttention::plans_for(const Key&
 
 bool CudnnAttention::supports(const AttentionShape& shape) {
   const std::vector<HeadGroup> groups = groups_of(shape.layout);
-  return std::all_of(groups.begin(), groups.end(), [&](const HeadGroup& group) {
-    return plans_for(key_of(shape, group)).has_value();
-  });
+  return std::all_of(groups.begin(), groups.end(),
+                     [&](const HeadGroup& group) { return plans_for(key_of(shape, group)).has_value(); });
 }
 
 std::int64_t CudnnAttention::backward_bytes(const Key& key, const Plans& plans) const {

@@ -12,9 +12,10 @@
 
 namespace octet::cuda {
 
-/// Causal attention in bfloat16 by cuDNN's fused kernels (softmax never leaves the chip, as in FlashAttention,
-/// Dao et al. 2022), on heads as they lie in packed rows. The backward pass sums query gradients with atomic
-/// additions in no fixed order, unless `deterministic`, which takes 2·batch·heads·sequence² bytes of workspace.
+/// Causal attention in bfloat16 by cuDNN's fused kernels (softmax never leaves the chip, as in
+/// FlashAttention, Dao et al. 2022), on heads as they lie in packed rows. The backward pass sums query
+/// gradients with atomic additions in no fixed order, unless `deterministic`, which takes
+/// 2·batch·heads·sequence² bytes of workspace.
 class CudnnAttention {
  public:
   CudnnAttention(Scratch& scratch, bool deterministic);

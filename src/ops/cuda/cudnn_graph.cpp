@@ -42,7 +42,8 @@ CudnnDescriptor::CudnnDescriptor(cudnnBackendDescriptorType_t type) {
 
 CudnnDescriptor& CudnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                                       std::int64_t count, const void* values) {
-  check_cudnn(cudnnBackendSetAttribute(descriptor_.get(), name, type, count, values), "cudnnBackendSetAttribute");
+  check_cudnn(cudnnBackendSetAttribute(descriptor_.get(), name, type, count, values),
+              "cudnnBackendSetAttribute");
   return *this;
 }
 
@@ -60,7 +61,8 @@ CudnnDescriptor& CudnnDescriptor::finalize() {
   return *this;
 }
 
-void CudnnPlan::execute(cudnnHandle_t handle, const std::vector<CudnnOperand>& operands, void* workspace) const {
+void CudnnPlan::execute(cudnnHandle_t handle, const std::vector<CudnnOperand>& operands,
+                        void* workspace) const {
   std::vector<std::int64_t> ids;
   std::vector<const void*> data;
   for (const CudnnOperand& operand : operands) {
@@ -121,7 +123,8 @@ void CudnnGraph::matmul(Tensor a, Tensor b, Tensor c) {
       .finalize();
 }
 
-CudnnDescriptor& CudnnGraph::add_pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t precision, std::int64_t axis) {
+CudnnDescriptor& CudnnGraph::add_pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t precision,
+                                           std::int64_t axis) {
   CudnnDescriptor& pointwise = modes_.emplace_back(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   pointwise.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
   pointwise.set(CUDNN_ATTR_POINTWISE_MATH_PREC, precision);
@@ -204,8 +207,8 @@ CudnnPlan CudnnGraph::build(cudnnHandle_t handle) const {
   heuristic.finalize();
 
   std::int64_t count = 0;
-  check_cudnn(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                       0, &count, nullptr),
+  check_cudnn(cudnnBackendGetAttribute(heuristic.get(), CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, nullptr),
               "counting engines");
   std::deque<CudnnDescriptor> engines;
   for (std::int64_t i = 0; i < count; ++i) engines.emplace_back(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
@@ -224,8 +227,8 @@ CudnnPlan CudnnGraph::build(cudnnHandle_t handle) const {
     status = cudnnBackendFinalize(plan.get());
     if (status != CUDNN_STATUS_SUCCESS) continue;
     std::int64_t workspace = 0;
-    check_cudnn(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                         nullptr, &workspace),
+    check_cudnn(cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                         CUDNN_TYPE_INT64, 1, nullptr, &workspace),
                 "asking for a plan's workspace");
     return CudnnPlan(std::move(plan), workspace);
   }

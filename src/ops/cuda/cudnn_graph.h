@@ -87,8 +87,10 @@ class CudnnGraph {
   CudnnPlan build(cudnnHandle_t handle) const;
 
  private:
-  CudnnDescriptor& add_tensor(std::int64_t id, cudnnDataType_t type, const Extents& extents, const Extents& strides);
-  CudnnDescriptor& add_pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t precision, std::int64_t axis = -1);
+  CudnnDescriptor& add_tensor(std::int64_t id, cudnnDataType_t type, const Extents& extents,
+                              const Extents& strides);
+  CudnnDescriptor& add_pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t precision,
+                                 std::int64_t axis = -1);
 
   std::deque<CudnnDescriptor> tensors_, modes_, operations_;
   std::int64_t next_id_ = 1000;

@@ -8,8 +8,9 @@
 #include "octet/ops/ops.h"
 #include "scratch.h"
 
-// Launches of octet's own kernels, one group a .cu file. Arguments are as in octet/ops/ops.h and already checked.
-// Scratch needs that grow with the workload have a function; all others stay far below what matrix products take.
+// Launches of octet's own kernels, one group a .cu file. Arguments are as in octet/ops/ops.h and already
+// checked. Scratch needs that grow with the workload have a function; all others stay far below what matrix
+// products take.
 namespace octet::cuda {
 
 // norm.cu
@@ -17,14 +18,15 @@ void norm_forward(cudaStream_t stream, const NormForward& args);
 void norm_backward(cudaStream_t stream, const NormBackward& args, Scratch& scratch);
 
 // head_norm.cu
-void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
-                       Tensor k_weight, Tensor out, Tensor rstd);
-void head_norm_backward(cudaStream_t stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
-                        Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, bool accumulate,
-                        Scratch& scratch);
+void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsilon, Tensor in,
+                       Tensor q_weight, Tensor k_weight, Tensor out, Tensor rstd);
+void head_norm_backward(cudaStream_t stream, const HeadLayout& layout, Tensor in, Tensor rstd,
+                        Tensor q_weight, Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
+                        bool accumulate, Scratch& scratch);
 
 // rope.cu
-void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin, bool inverse);
+void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
+          bool inverse);
 
 // activation.cu
 void swiglu_forward(cudaStream_t stream, Tensor gate_up, Tensor out);
@@ -43,8 +45,8 @@ std::int64_t embedding_backward_scratch(std::int64_t tokens, std::int64_t cols);
 /// y[t, j] += bias[j].
 void add_bias(cudaStream_t stream, Tensor bias, Tensor y);
 void bias_backward(cudaStream_t stream, Tensor dy, Tensor dbias, bool accumulate, Scratch& scratch);
-/// sums[j] (+)= sum over rows of partials[r, j], in the order of the rows. partials: float32 [rows, cols], rows
-/// `stride` elements apart.
+/// sums[j] (+)= sum over rows of partials[r, j], in the order of the rows. partials: float32 [rows, cols],
+/// rows `stride` elements apart.
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
                   std::int64_t stride, float* sums, bool accumulate);
 
@@ -57,15 +59,16 @@ void cross_entropy_finish(cudaStream_t stream, Tensor logits, std::int64_t first
 
 // optimizer.cu
 void add_square(cudaStream_t stream, Tensor x, StepScalars* scalars, Scratch& scratch);
-void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float clip, float beta1, float beta2);
+void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
+                 float beta2);
 void adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
 
 // elementwise.cu
 void cast(cudaStream_t stream, Tensor from, Tensor to);
 void add(cudaStream_t stream, Tensor from, Tensor to);
 void fill(cudaStream_t stream, Tensor values, float value);
-void fill_normal(cudaStream_t stream, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
-                 std::int64_t stride);
+void fill_normal(cudaStream_t stream, Tensor values, float deviation, std::uint64_t key,
+                 std::int64_t first_index, std::int64_t stride);
 
 // plain_attention.cu: float32, and head sizes that cuDNN does not take
 void plain_attention_forward(cudaStream_t stream, const AttentionShape& shape, Tensor qkv, Tensor out,

@@ -1,5 +1,6 @@
 // Casts, sums and fills. None of them uses scratch memory, so they may run on any stream.
-// Bytes moved: cast and fill each element once in and once out at its own size; add reads both and writes one.
+// Bytes moved: cast and fill each element once in and once out at its own size; add reads both and writes
+// one.
 #include "drivers.h"
 #include "kernel_tools.cuh"
 #include "octet/base/rng.h"
@@ -55,8 +56,9 @@ void convert(cudaStream_t stream, Tensor from, Tensor to) {
             <<<grid_size(divide_up(packs, kThreads * kUnroll)), kThreads, 0, stream>>>(in, out, packs);
       }
       if (rest > 0) {
-        convert_kernel<From, To, 1, kAdd><<<grid_size(divide_up(rest, kThreads * kUnroll)), kThreads, 0, stream>>>(
-            in + packs * 4, out + packs * 4, rest);
+        convert_kernel<From, To, 1, kAdd>
+            <<<grid_size(divide_up(rest, kThreads * kUnroll)), kThreads, 0, stream>>>(in + packs * 4,
+                                                                                      out + packs * 4, rest);
       }
     });
   });
@@ -101,8 +103,8 @@ void fill(cudaStream_t stream, Tensor values, float value) {
   OCTET_CUDA_LAUNCH("fill");
 }
 
-void fill_normal(cudaStream_t stream, Tensor values, float deviation, std::uint64_t key, std::int64_t first_index,
-                 std::int64_t stride) {
+void fill_normal(cudaStream_t stream, Tensor values, float deviation, std::uint64_t key,
+                 std::int64_t first_index, std::int64_t stride) {
   if (values.size() == 0) return;
   normal_kernel<<<grid_size(divide_up(values.size(), kThreads)), kThreads, 0, stream>>>(
       values.as<float>(), values.size(), values.cols, deviation, key, first_index, stride);

@@ -1,6 +1,6 @@
 // Embedding rows gathered, and their gradients added up in a fixed order.
-// Bytes moved (compute dtype of s bytes): forward 2·t·h·s (3·t·h·s with positions); backward t·h·s, and 8·h bytes of
-// the table for every distinct id.
+// Bytes moved (compute dtype of s bytes): forward 2·t·h·s (3·t·h·s with positions); backward t·h·s, and 8·h
+// bytes of the table for every distinct id.
 #include <algorithm>
 
 #include "drivers.h"
@@ -37,14 +37,15 @@ __global__ void __launch_bounds__(kThreads)
   y.store(out + token * cols + col);
 }
 
-// A run is a stretch of equal ids among the sorted tokens. A window's block sums each run inside it in a register
-// and adds it to the table. The part of a run that crosses into another window goes to `open` instead: slot 0 of a
-// window is for a run that came in from the window before, slot 1 for one that begins here and goes on.
-// open: [windows, 2, cols].
+// A run is a stretch of equal ids among the sorted tokens. A window's block sums each run inside it in a
+// register and adds it to the table. The part of a run that crosses into another window goes to `open`
+// instead: slot 0 of a window is for a run that came in from the window before, slot 1 for one that begins
+// here and goes on. open: [windows, 2, cols].
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const std::int32_t* ids, const std::int32_t* order, const T* dout, std::int64_t first_id,
-                    std::int64_t table_rows, std::int64_t tokens, std::int64_t cols, float* dtable, float* open) {
+                    std::int64_t table_rows, std::int64_t tokens, std::int64_t cols, float* dtable,
+                    float* open) {
   __shared__ std::int32_t token_of[kWindow];
   __shared__ std::int32_t id_of[kWindow + 2];  // with one neighbour on either side; -1 beyond the ends
   const std::int64_t window = blockIdx.x, begin = window * kWindow;
@@ -93,7 +94,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds up, for each run that crosses windows, its parts in order. The block of the window where a run begins does it.
+// Adds up, for each run that crosses windows, its parts in order. The block of the window where a run begins
+// does it.
 __global__ void __launch_bounds__(kThreads)
     open_runs_kernel(const std::int32_t* ids, const std::int32_t* order, std::int64_t first_id,
                      std::int64_t table_rows, std::int64_t tokens, std::int64_t cols, float* dtable,
@@ -126,8 +128,8 @@ void embedding_forward(cudaStream_t stream, Tensor ids, Tensor table, std::int64
     const unsigned blocks_a_row = grid_size(divide_up(out.cols / N, kThreads));
     forward_kernel<T, N><<<grid_size(out.rows * blocks_a_row), kThreads, 0, stream>>>(
         ids.as<std::int32_t>(), static_cast<const T*>(table.data), first_id, table.rows,
-        positions.as<std::int32_t>(), static_cast<const T*>(position_table.data), static_cast<T*>(out.data), out.cols,
-        blocks_a_row);
+        positions.as<std::int32_t>(), static_cast<const T*>(position_table.data), static_cast<T*>(out.data),
+        out.cols, blocks_a_row);
   });
   OCTET_CUDA_LAUNCH("embedding_forward");
 }
@@ -147,9 +149,9 @@ void embedding_backward(cudaStream_t stream, Tensor ids, Tensor order, Tensor do
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
     const dim3 grid(windows, static_cast<unsigned>(divide_up(cols / N, kThreads)));
-    backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(
-        ids.as<std::int32_t>(), order.as<std::int32_t>(), static_cast<const T*>(dout.data), first_id, dtable.rows,
-        tokens, cols, dtable.as<float>(), open);
+    backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(ids.as<std::int32_t>(), order.as<std::int32_t>(),
+                                                         static_cast<const T*>(dout.data), first_id,
+                                                         dtable.rows, tokens, cols, dtable.as<float>(), open);
   });
   OCTET_CUDA_LAUNCH("embedding_backward");
   const dim3 grid(windows, static_cast<unsigned>(divide_up(cols, kThreads)));

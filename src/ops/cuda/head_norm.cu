@@ -28,8 +28,8 @@ struct Shape {
 
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const Shape shape, float epsilon, const T* in, const T* q_weight, const T* k_weight, T* out,
-                   float* rstd) {
+    forward_kernel(const Shape shape, float epsilon, const T* in, const T* q_weight, const T* k_weight,
+                   T* out, float* rstd) {
   constexpr int K = kPacks<N>;
   const int groups = kThreads / shape.lanes, lane = threadIdx.x % shape.lanes;
   const int all = shape.heads + 2 * shape.kv_heads, normed = shape.heads + shape.kv_heads;
@@ -70,11 +70,12 @@ __global__ void __launch_bounds__(kThreads)
 // A persistent grid. partials: [gridDim.x, 2·head_size], the query weight's sums, then the key weight's.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(const Shape shape, const T* in, const float* rstd, const T* q_weight, const T* k_weight, T* dqkv,
-                    float* partials) {
+    backward_kernel(const Shape shape, const T* in, const float* rstd, const T* q_weight, const T* k_weight,
+                    T* dqkv, float* partials) {
   constexpr int K = kPacks<N>;
   extern __shared__ float shared[];  // [groups, head_size]
-  const int groups = kThreads / shape.lanes, group = threadIdx.x / shape.lanes, lane = threadIdx.x % shape.lanes;
+  const int groups = kThreads / shape.lanes, group = threadIdx.x / shape.lanes,
+            lane = threadIdx.x % shape.lanes;
   const int normed = shape.heads + shape.kv_heads;
   const std::int64_t packed = std::int64_t{normed + shape.kv_heads} * shape.head_size;
   const int packs = shape.head_size / N;
@@ -148,15 +149,16 @@ Shape shape_of(const HeadLayout& layout, std::int64_t items, int width) {
   int lanes = 1;
   while (lanes < 32 && lanes * width < layout.head_size) lanes *= 2;
   if (layout.head_size > 32 * 16) {
-    fail(ErrorKind::kDevice, "QK norm on a GPU takes heads of up to 512 elements; these have {}", layout.head_size);
+    fail(ErrorKind::kDevice, "QK norm on a GPU takes heads of up to 512 elements; these have {}",
+         layout.head_size);
   }
   return {static_cast<int>(items), layout.heads, layout.kv_heads, layout.head_size, lanes};
 }
 
 }  // namespace
 
-void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
-                       Tensor k_weight, Tensor out, Tensor rstd) {
+void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsilon, Tensor in,
+                       Tensor q_weight, Tensor k_weight, Tensor out, Tensor rstd) {
   if (in.size() == 0) return;
   const bool full =
       takes_full_packs(in.dtype, layout.head_size, in.data, q_weight.data, k_weight.data, out.data);
@@ -172,9 +174,9 @@ void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsi
   OCTET_CUDA_LAUNCH("head_norm_forward");
 }
 
-void head_norm_backward(cudaStream_t stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
-                        Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight, bool accumulate,
-                        Scratch& scratch) {
+void head_norm_backward(cudaStream_t stream, const HeadLayout& layout, Tensor in, Tensor rstd,
+                        Tensor q_weight, Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
+                        bool accumulate, Scratch& scratch) {
   const std::int64_t items = in.rows * (layout.heads + layout.kv_heads);
   const bool full =
       takes_full_packs(in.dtype, layout.head_size, in.data, q_weight.data, k_weight.data, dqkv.data);

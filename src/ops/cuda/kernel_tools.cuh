@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "../../runtime/cuda/cuda_check.h"
@@ -12,8 +13,12 @@ namespace octet::cuda {
 
 using bf16 = __nv_bfloat16;
 
-__device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(bf16 value) { return __bfloat162float(value); }
+__device__ inline float to_float(float value) {
+  return value;
+}
+__device__ inline float to_float(bf16 value) {
+  return __bfloat162float(value);
+}
 
 template <typename T>
 __device__ inline T from_float(float value) {
@@ -34,13 +39,29 @@ __device__ inline float exponential(float x) {
   }
 }
 
+/// The register type that one load or store of so many bytes moves.
+template <int kBytes>
+using Word = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
+
 /// N adjacent elements, moved by one load or store. The address must be a multiple of its size.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Pack {
+  using Bits = Word<static_cast<int>(sizeof(T)) * N>;
   T value[N];
 
-  __device__ static Pack load(const T* from) { return *reinterpret_cast<const Pack*>(from); }
-  __device__ void store(T* to) const { *reinterpret_cast<Pack*>(to) = *this; }
+  __device__ static Pack load(const T* from) {
+    const Bits bits = *reinterpret_cast<const Bits*>(from);
+    Pack pack;
+    memcpy(&pack, &bits, sizeof pack);
+    return pack;
+  }
+  __device__ void store(T* to) const {
+    Bits bits;
+    memcpy(&bits, this, sizeof bits);
+    *reinterpret_cast<Bits*>(to) = bits;
+  }
   __device__ float operator[](int i) const { return to_float(value[i]); }
   __device__ void set(int i, float x) { value[i] = from_float<T>(x); }
 };
@@ -56,7 +77,8 @@ __device__ inline double warp_sum(double value) {
 }
 
 __device__ inline float warp_max(float value) {
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
   return value;
 }
 
@@ -116,8 +138,12 @@ bool takes_full_packs(DType type, std::int64_t cols, Pointers... pointers) {
   return cols * size_of(type) % 16 == 0 && aligned(16, pointers...);
 }
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) {
+  return divide_up(a, b) * b;
+}
 
 /// A grid's x extent; larger ones than a launch takes are a bug.
 inline unsigned grid_size(std::int64_t blocks) {

@@ -1,7 +1,6 @@
 #include "matmul_plans.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "../../runtime/cuda/cuda_check.h"
@@ -37,17 +36,20 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
 }
 
 template <typename Value>
-void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+         const Value& value) {
   check_cublas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
                "cublasLtMatmulPreferenceSetAttribute");
 }
 
-// A row-major matrix as the column-major one that lies the same way in memory: rows and columns change places.
+// A row-major matrix as the column-major one that lies the same way in memory: rows and columns change
+// places.
 cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
   cublasLtMatrixLayout_t layout = nullptr;
-  check_cublas(cublasLtMatrixLayoutCreate(&layout, cuda_type(tensor.dtype), static_cast<std::uint64_t>(tensor.cols),
-                                          static_cast<std::uint64_t>(tensor.rows), tensor.cols),
-               "cublasLtMatrixLayoutCreate");
+  check_cublas(
+      cublasLtMatrixLayoutCreate(&layout, cuda_type(tensor.dtype), static_cast<std::uint64_t>(tensor.cols),
+                                 static_cast<std::uint64_t>(tensor.rows), tensor.cols),
+      "cublasLtMatrixLayoutCreate");
   return layout;
 }
 
@@ -82,53 +84,68 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
   return key;
 }
 
-// cuBLAS is column-major: yᵀ = bᵀ·aᵀ, so the operands change places and each stored matrix is its own transpose.
+// cuBLAS is column-major: yᵀ = bᵀ·aᵀ, so the operands change places and each stored matrix is its own
+// transpose.
 MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, const Matmul& args) {
   Plan plan;
   cublasLtMatmulDesc_t operation = nullptr;
-  check_cublas(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  check_cublas(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+               "cublasLtMatmulDescCreate");
   plan.operation.reset(operation);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (key.bias) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
-    set_bias(operation, args.bias);
-  }
   plan.a.reset(make_layout(args.a));
   plan.b.reset(make_layout(args.b));
   plan.y.reset(make_layout(args.y));
 
+  std::vector<cublasLtMatmulHeuristicResult_t> results;
+  if (key.bias) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
+    set_bias(operation, args.bias);
+    results = proposals(key, plan);
+    plan.adds_bias = !results.empty();
+  }
+  if (results.empty()) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+    results = proposals(key, plan);
+  }
+  if (results.empty()) {
+    fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a {} product [{}, {}]·[{}, {}] into {}",
+         name_of(key.operand), key.m, key.k, key.k, key.n, name_of(key.result));
+  }
+  plan.algorithm = results.front().algo;
+  if (timed_ && !key.accumulate) choose_fastest(stream, plan, args, results);
+  return plan;
+}
+
+std::vector<cublasLtMatmulHeuristicResult_t> MatmulPlans::proposals(const Key& key, const Plan& plan) const {
   cublasLtMatmulPreference_t created = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
   const Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference(created);
   set(created, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_));
   // Parts of a split product may be added in the result only where that is float32.
-  const std::uint32_t reductions = key.result == DType::kF32
-                                       ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_INPLACE
-                                       : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const std::uint32_t reductions =
+      key.result == DType::kF32 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   set(created, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<std::uint32_t>(key.alignment_b));
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<std::uint32_t>(key.alignment_a));
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(key.alignment_y));
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(key.alignment_y));
 
-  std::array<cublasLtMatmulHeuristicResult_t, kProposals> results{};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(kProposals);
   int count = 0;
   const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_.get(), operation, plan.b.get(), plan.a.get(), plan.y.get(), plan.y.get(),
-                                     created, kProposals, results.data(), &count);
-  if (status != CUBLAS_STATUS_SUCCESS || count == 0) {
-    fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a {} product [{}, {}]·[{}, {}] into {}: {}",
-         name_of(key.operand), key.m, key.k, key.k, key.n, name_of(key.result), cublasLtGetStatusString(status));
-  }
-  plan.algorithm = results[0].algo;
-  if (timed_ && !key.accumulate) choose_fastest(stream, plan, args, results.data(), count);
-  return plan;
+      cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(),
+                                     plan.y.get(), plan.y.get(), created, kProposals, results.data(), &count);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
+  results.resize(static_cast<std::size_t>(count));
+  return results;
 }
 
 void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& args,
-                                 const cublasLtMatmulHeuristicResult_t* results, int count) {
+                                 const std::vector<cublasLtMatmulHeuristicResult_t>& results) {
   cudaEvent_t begin = nullptr, end = nullptr;
   OCTET_CUDA(cudaEventCreate(&begin));
   const Handle<cudaEvent_t, cudaEventDestroy> begin_owner(begin);
@@ -136,8 +153,8 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& 
   const Handle<cudaEvent_t, cudaEventDestroy> end_owner(end);
   cublasLtMatmulAlgo_t best = plan.algorithm;
   float best_time = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < count; ++i) {
-    plan.algorithm = results[i].algo;
+  for (const cublasLtMatmulHeuristicResult_t& result : results) {
+    plan.algorithm = result.algo;
     if (launch(stream, plan, args) != CUBLAS_STATUS_SUCCESS) continue;  // warms up
     float fastest = std::numeric_limits<float>::infinity();
     for (int repeat = 0; repeat < kTimedRuns; ++repeat) {
@@ -151,7 +168,7 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& 
     }
     if (fastest < best_time) {
       best_time = fastest;
-      best = results[i].algo;
+      best = result.algo;
     }
   }
   plan.algorithm = best;
@@ -160,8 +177,9 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& 
 cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const Matmul& args) {
   const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
   return cublasLtMatmul(handle_.get(), plan.operation.get(), &alpha, args.b.data, plan.b.get(), args.a.data,
-                        plan.a.get(), &beta, args.y.data, plan.y.get(), args.y.data, plan.y.get(), &plan.algorithm,
-                        scratch_->reserve(workspace_), static_cast<std::size_t>(workspace_), stream);
+                        plan.a.get(), &beta, args.y.data, plan.y.get(), args.y.data, plan.y.get(),
+                        &plan.algorithm, scratch_->reserve(workspace_), static_cast<std::size_t>(workspace_),
+                        stream);
 }
 
 void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
@@ -171,9 +189,9 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, make_plan(stream, key, args)).first;
   const Plan& plan = found->second;
-  if (fuse_bias) set_bias(plan.operation.get(), args.bias);
+  if (plan.adds_bias) set_bias(plan.operation.get(), args.bias);
   check_cublas(launch(stream, plan, args), "cublasLtMatmul");
-  if (args.bias && !fuse_bias) add_bias(stream, args.bias, args.y);
+  if (args.bias && !plan.adds_bias) add_bias(stream, args.bias, args.y);
 }
 
 }  // namespace octet::cuda

@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <map>
+#include <vector>
 
 #include "handle.h"
 #include "octet/ops/ops.h"
@@ -11,9 +12,10 @@
 
 namespace octet::cuda {
 
-/// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: the library's first
-/// proposal, or with `timed` the fastest of several proposals on the operands at hand (products that accumulate
-/// are never timed). Timing may choose differently from run to run, so results may then differ in the last bits.
+/// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: the library's
+/// first proposal, or with `timed` the fastest of several proposals on the operands at hand (products that
+/// accumulate are never timed). Timing may choose differently from run to run, so results may then differ in
+/// the last bits.
 class MatmulPlans {
  public:
   MatmulPlans(Scratch& scratch, int architecture, bool timed);
@@ -35,12 +37,15 @@ class MatmulPlans {
     Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
     Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> a, b, y;
     cublasLtMatmulAlgo_t algorithm;
+    bool adds_bias = false;
   };
 
   static Key key_of(const Matmul& args, bool fuse_bias);
   Plan make_plan(cudaStream_t stream, const Key& key, const Matmul& args);
+  /// Proposals for the product that a plan describes, best first.
+  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Key& key, const Plan& plan) const;
   void choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& args,
-                      const cublasLtMatmulHeuristicResult_t* results, int count);
+                      const std::vector<cublasLtMatmulHeuristicResult_t>& results);
   cublasStatus_t launch(cudaStream_t stream, const Plan& plan, const Matmul& args);
 
   Scratch* scratch_;

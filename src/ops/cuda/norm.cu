@@ -1,6 +1,6 @@
 // RMSNorm and LayerNorm over rows of h elements, with the residual sum before them.
-// Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s; backward 5·t·h·s with y (x, dy
-// and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers.
+// Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s; backward 5·t·h·s with y
+// (x, dy and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers.
 #include <algorithm>
 
 #include "drivers.h"
@@ -14,7 +14,9 @@ constexpr int kBlockThreads = 128;  // at least, by taking several rows when one
 
 // Packs of a row that a thread holds at most.
 template <int N>
-constexpr int kForwardPacks = N == 1 ? 16 : N == 4 ? 8 : 4;
+constexpr int kForwardPacks = N == 1   ? 16
+                              : N == 4 ? 8
+                                       : 4;
 
 // Sums over the threads of a row. A row is one warp's, or has a block of its own.
 template <int kCount>
@@ -237,7 +239,8 @@ dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
   const std::int64_t packs = cols / pack;
   const std::int64_t threads = round_up(divide_up(packs, packs_a_thread), 32);
   if (threads > kRowThreads) {
-    fail(ErrorKind::kDevice, "a normalised row of {} elements is too wide for a GPU: at most {} of this alignment", cols,
+    fail(ErrorKind::kDevice,
+         "a normalised row of {} elements is too wide for a GPU: at most {} of this alignment", cols,
          kRowThreads * packs_a_thread * pack);
   }
   const std::int64_t rows = threads == 32 ? kBlockThreads / 32 : 1;
@@ -247,7 +250,8 @@ dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
 template <typename T, int N, int K, int kThreads>
 std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Scratch& scratch) {
   const dim3 block = block_of(p.cols, N, K);
-  const std::int64_t resident = scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
+  const std::int64_t resident =
+      scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
   p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
   const std::size_t shared = block.y == 1 ? 0 : block.y * static_cast<std::size_t>(p.cols) * sizeof(float);
@@ -264,8 +268,8 @@ std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Scr
 void norm_forward(cudaStream_t stream, const NormForward& a) {
   if (a.residual.size() == 0) return;
   const DType type = a.residual.dtype;
-  const bool full = takes_full_packs(type, a.residual.cols, a.residual.data, a.delta.data, a.weight.data, a.bias.data,
-                                     a.delta ? a.sum.data : nullptr, a.y.data);
+  const bool full = takes_full_packs(type, a.residual.cols, a.residual.data, a.delta.data, a.weight.data,
+                                     a.bias.data, a.delta ? a.sum.data : nullptr, a.y.data);
   with_width(type, full, [&](auto element, auto width) {
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
@@ -296,7 +300,8 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
   const DType type = a.x.dtype;
   const std::int64_t cols = a.x.cols;
   if (cols == 0) return;
-  const bool full = takes_full_packs(type, cols, a.x.data, a.weight.data, a.bias.data, a.dy.data, a.dx.data, a.y.data);
+  const bool full =
+      takes_full_packs(type, cols, a.x.data, a.weight.data, a.bias.data, a.dy.data, a.dx.data, a.y.data);
   const bool layer = a.kind == NormKind::kLayer;
   std::int64_t blocks = 0;
   with_width(type, full, [&](auto element, auto width) {
@@ -326,7 +331,8 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
   OCTET_CUDA_LAUNCH("norm_backward");
   const auto* partials = static_cast<const float*>(scratch.reserve(0));
   sum_partials(stream, partials, blocks, cols, cols, a.dweight.as<float>(), a.accumulate);
-  if (layer) sum_partials(stream, partials + blocks * cols, blocks, cols, cols, a.dbias.as<float>(), a.accumulate);
+  if (layer)
+    sum_partials(stream, partials + blocks * cols, blocks, cols, cols, a.dbias.as<float>(), a.accumulate);
 }
 
 }  // namespace octet::cuda

@@ -14,7 +14,8 @@ constexpr int kBlocksPerMultiprocessor = 8;
 constexpr int kUnroll = 4;
 
 template <int N>
-__global__ void __launch_bounds__(kThreads) square_kernel(const float* x, std::int64_t packs, double* partials) {
+__global__ void __launch_bounds__(kThreads)
+    square_kernel(const float* x, std::int64_t packs, double* partials) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   double sum = 0.0;
   for (std::int64_t first = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; first < packs;
@@ -28,7 +29,8 @@ __global__ void __launch_bounds__(kThreads) square_kernel(const float* x, std::i
     for (int u = 0; u < kUnroll; ++u) {
       if (first + u * step >= packs) continue;
 #pragma unroll
-      for (int n = 0; n < N; ++n) sum += static_cast<double>(values[u][n]) * static_cast<double>(values[u][n]);
+      for (int n = 0; n < N; ++n)
+        sum += static_cast<double>(values[u][n]) * static_cast<double>(values[u][n]);
     }
   }
   sum = block_sum(sum);
@@ -37,10 +39,12 @@ __global__ void __launch_bounds__(kThreads) square_kernel(const float* x, std::i
 
 // tail: the elements after the last whole pack.
 __global__ void __launch_bounds__(kSumThreads)
-    square_sum_kernel(const double* partials, int blocks, const float* tail, int tail_size, StepScalars* scalars) {
+    square_sum_kernel(const double* partials, int blocks, const float* tail, int tail_size,
+                      StepScalars* scalars) {
   double sum = 0.0;
   for (int i = threadIdx.x; i < blocks; i += kSumThreads) sum += partials[i];
-  if (threadIdx.x < tail_size) sum += static_cast<double>(tail[threadIdx.x]) * static_cast<double>(tail[threadIdx.x]);
+  if (threadIdx.x < tail_size)
+    sum += static_cast<double>(tail[threadIdx.x]) * static_cast<double>(tail[threadIdx.x]);
   sum = block_sum(sum);
   if (threadIdx.x == 0) scalars->gradient_square += sum;
 }
@@ -115,12 +119,13 @@ void add_square(cudaStream_t stream, Tensor x, StepScalars* scalars, Scratch& sc
   }
   OCTET_CUDA_LAUNCH("add_square");
   const int tail = full ? static_cast<int>(x.size() % 4) : 0;
-  square_sum_kernel<<<1, kSumThreads, 0, stream>>>(partials, static_cast<int>(blocks), values + x.size() - tail, tail,
-                                                   scalars);
+  square_sum_kernel<<<1, kSumThreads, 0, stream>>>(partials, static_cast<int>(blocks),
+                                                   values + x.size() - tail, tail, scalars);
   OCTET_CUDA_LAUNCH("add_square");
 }
 
-void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float clip, float beta1, float beta2) {
+void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
+                 float beta2) {
   OCTET_ASSERT(rates.size() > 0);
   finish_kernel<<<1, 1, 0, stream>>>(scalars, rates.as<float>(), rates.size(), clip, beta1, beta2);
   OCTET_CUDA_LAUNCH("finish_step");
@@ -141,7 +146,8 @@ void adamw(cudaStream_t stream, const Adamw& a, const StepScalars* scalars) {
     p.beta2 = a.beta2;
     p.epsilon = a.epsilon;
     p.weight_decay = a.weight_decay;
-    const bool full = aligned(16, p.master, p.first, p.second, p.gradient) && aligned(4 * sizeof(T), p.parameter);
+    const bool full =
+        aligned(16, p.master, p.first, p.second, p.gradient) && aligned(4 * sizeof(T), p.parameter);
     const std::int64_t whole = full ? size / 4 * 4 : 0;
     if (whole > 0) {
       const unsigned grid = grid_size(divide_up(whole / 4, kThreads));

@@ -1,5 +1,6 @@
-// Causal attention without matrix units, for float32 and for what cuDNN does not take. Correct and deterministic,
-// of modest speed: one warp a query row (forward, dq) or a key row (dk, dv), 32 positions of the other side at a time.
+// Causal attention without matrix units, for float32 and for what cuDNN does not take. Correct and
+// deterministic, of modest speed: one warp a query row (forward, dq) or a key row (dk, dv), 32 positions of
+// the other side at a time.
 #include <cmath>
 
 #include "drivers.h"
@@ -160,8 +161,8 @@ __global__ void __launch_bounds__(32 * kWarps)
         probability = expf(score - statistics[rows + query]);
         dscore = h.scale * probability * (dprobability - row_sums[rows + query]);
       }
-      add_rows(dv, probability, dout + query_at(h, batch, first, head), std::int64_t{h.heads} * h.head_size, count,
-               h.head_size);
+      add_rows(dv, probability, dout + query_at(h, batch, first, head), std::int64_t{h.heads} * h.head_size,
+               count, h.head_size);
       add_rows(dk, dscore, qkv + head_at(h, batch, first, head), h.packed, count, h.head_size);
     }
   }
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 Heads heads_of(const AttentionShape& shape) {
   const HeadLayout& layout = shape.layout;
   if (layout.head_size > kLargestHead) {
-    fail(ErrorKind::kDevice, "attention on a GPU takes heads of up to {} elements; these have {}", kLargestHead,
-         layout.head_size);
+    fail(ErrorKind::kDevice, "attention on a GPU takes heads of up to {} elements; these have {}",
+         kLargestHead, layout.head_size);
   }
   return {shape.sequence,   layout.packed(), layout.heads,       layout.kv_heads,
           layout.head_size, layout.group,    layout.head_offset, shape.scale};
@@ -222,7 +223,8 @@ void plain_attention_backward(cudaStream_t stream, const AttentionShape& shape, 
                               Tensor statistics, Tensor dout, Tensor dqkv, Scratch& scratch) {
   const Heads heads = heads_of(shape);
   auto* row_sums = static_cast<float*>(scratch.reserve(plain_attention_scratch(shape)));
-  const dim3 query_grid = grid_of(shape, shape.layout.heads), key_grid = grid_of(shape, shape.layout.kv_heads);
+  const dim3 query_grid = grid_of(shape, shape.layout.heads),
+             key_grid = grid_of(shape, shape.layout.kv_heads);
   with_columns(qkv.dtype, heads.head_size, [&](auto element, auto columns) {
     using T = decltype(element);
     constexpr int C = decltype(columns)::value;
@@ -231,8 +233,8 @@ void plain_attention_backward(cudaStream_t stream, const AttentionShape& shape, 
     auto* dpacked = static_cast<T*>(dqkv.data);
     query_gradient_kernel<T, C><<<query_grid, 32 * kWarps, 0, stream>>>(
         heads, packed, static_cast<const T*>(out.data), statistics.as<float>(), gradient, dpacked, row_sums);
-    key_gradient_kernel<T, C><<<key_grid, 32 * kWarps, 0, stream>>>(heads, packed, statistics.as<float>(), gradient,
-                                                                    dpacked, row_sums);
+    key_gradient_kernel<T, C><<<key_grid, 32 * kWarps, 0, stream>>>(heads, packed, statistics.as<float>(),
+                                                                    gradient, dpacked, row_sums);
   });
   OCTET_CUDA_LAUNCH("plain_attention_backward");
 }

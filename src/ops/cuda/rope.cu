@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A block turns one token's heads: packs of half a head in x (each thread keeps its cosines and sines), heads in y.
+// A block turns one token's heads: packs of half a head in x (each thread keeps its cosines and sines), heads
+// in y.
 template <typename T, int N>
 __global__ void __launch_bounds__(1024)
     rope_kernel(T* qkv, const std::int32_t* positions, const float* cos_sin, std::int64_t packed, int heads,
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(1024)
 
 }  // namespace
 
-void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin, bool inverse) {
+void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
+          bool inverse) {
   if (qkv.size() == 0) return;
   const int half = layout.head_size / 2, heads = layout.heads + layout.kv_heads;
   // A half head made of whole packs makes heads and rows so too.

@@ -7,8 +7,8 @@
 
 namespace octet::cuda {
 
-/// Device memory for the intermediate results of one operation at a time. All operations that use it run on one
-/// stream, so that each is done with it before the next begins.
+/// Device memory for the intermediate results of one operation at a time. All operations that use it run on
+/// one stream, so that each is done with it before the next begins.
 class Scratch {
  public:
   Scratch(Device& device, int multiprocessors) : device_(&device), multiprocessors_(multiprocessors) {}

@@ -9,8 +9,8 @@ namespace octet {
 inline void check_cuda(cudaError_t status, const char* expression, const char* file, int line) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // a launch error would otherwise be reported again by the next call
-  fail(ErrorKind::kDevice, "CUDA: {} ({}) in {} at {}:{}", cudaGetErrorString(status), cudaGetErrorName(status),
-       expression, file, line);
+  fail(ErrorKind::kDevice, "CUDA: {} ({}) in {} at {}:{}", cudaGetErrorString(status),
+       cudaGetErrorName(status), expression, file, line);
 }
 
 }  // namespace octet

@@ -86,12 +86,14 @@ class CudaBuffer final : public Buffer {
       static_cast<void>(cudaGetLastError());
       std::size_t available = 0, total = 0;
       static_cast<void>(cudaMemGetInfo(&available, &total));
-      fail(ErrorKind::kDevice, "cannot allocate {:.2f} GiB of GPU memory for {}: {} ({:.2f} of {:.2f} GiB are free)",
+      fail(ErrorKind::kDevice,
+           "cannot allocate {:.2f} GiB of GPU memory for {}: {} ({:.2f} of {:.2f} GiB are free)",
            static_cast<double>(bytes) / kGiB, purpose, cudaGetErrorString(status),
            static_cast<double>(available) / kGiB, static_cast<double>(total) / kGiB);
     }
     bytes_ = bytes;
-    // Our streams do not wait for the null stream, so the zeros must be in place before the memory is handed out.
+    // Our streams do not wait for the null stream, so the zeros must be in place before the memory is handed
+    // out.
     OCTET_CUDA(cudaMemset(data_, 0, size));
     OCTET_CUDA(cudaStreamSynchronize(nullptr));
   }
@@ -109,8 +111,8 @@ class CudaHostBuffer final : public Buffer {
     const cudaError_t status = cudaHostAlloc(&data_, size, cudaHostAllocDefault);
     if (status != cudaSuccess) {
       static_cast<void>(cudaGetLastError());
-      fail(ErrorKind::kDevice, "cannot allocate {} bytes of page-locked host memory for {}: {}", bytes, purpose,
-           cudaGetErrorString(status));
+      fail(ErrorKind::kDevice, "cannot allocate {} bytes of page-locked host memory for {}: {}", bytes,
+           purpose, cudaGetErrorString(status));
     }
     std::fill_n(static_cast<unsigned char*>(data_), size, static_cast<unsigned char>(0));
     bytes_ = bytes;
@@ -134,8 +136,8 @@ class CudaDevice final : public Device {
     OCTET_CUDA(cudaSetDevice(ordinal_));
     OCTET_CUDA(cudaGetDeviceProperties(&properties_, ordinal_));
     if (properties_.major < 8) {
-      fail(ErrorKind::kDevice, "{} has compute capability {}.{}; 8.0 (A100) or newer is needed", properties_.name,
-           properties_.major, properties_.minor);
+      fail(ErrorKind::kDevice, "{} has compute capability {}.{}; 8.0 (A100) or newer is needed",
+           properties_.name, properties_.major, properties_.minor);
     }
     int kilohertz = 0;
     OCTET_CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, ordinal_));
@@ -168,13 +170,14 @@ class CudaDevice final : public Device {
   std::unique_ptr<Stream> make_stream(bool high_priority) override {
     return std::make_unique<CudaStream>(ordinal_, high_priority);
   }
-  std::unique_ptr<Event> make_event(bool timed) override { return std::make_unique<CudaEvent>(ordinal_, timed); }
+  std::unique_ptr<Event> make_event(bool timed) override {
+    return std::make_unique<CudaEvent>(ordinal_, timed);
+  }
 
   void copy(Stream& stream, void* to, const void* from, std::int64_t bytes) override {
     if (bytes == 0) return;
     OCTET_CUDA(cudaSetDevice(ordinal_));
-    OCTET_CUDA(
-        cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, native(stream)));
+    OCTET_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, native(stream)));
     if (is_pageable(to) || is_pageable(from)) OCTET_CUDA(cudaStreamSynchronize(native(stream)));
   }
   void zero(Stream& stream, void* data, std::int64_t bytes) override {
@@ -208,7 +211,8 @@ class CudaDevice final : public Device {
 };
 
 std::string three_part(int version, int major_unit, int minor_unit) {
-  return fmt::format("{}.{}.{}", version / major_unit, version % major_unit / minor_unit, version % minor_unit);
+  return fmt::format("{}.{}.{}", version / major_unit, version % major_unit / minor_unit,
+                     version % minor_unit);
 }
 
 }  // namespace
@@ -247,9 +251,10 @@ std::string cuda_versions() {
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
   static_cast<void>(cudaDriverGetVersion(&driver));
   static_cast<void>(ncclGetVersion(&nccl));
-  return fmt::format("CUDA {}.{} (driver {}.{}), cuBLASLt {}, cuDNN {}, NCCL {}", runtime / 1000, runtime % 1000 / 10,
-                     driver / 1000, driver % 1000 / 10, three_part(static_cast<int>(cublasLtGetVersion()), 10000, 100),
-                     three_part(static_cast<int>(cudnnGetVersion()), 10000, 100), three_part(nccl, 10000, 100));
+  return fmt::format(
+      "CUDA {}.{} (driver {}.{}), cuBLASLt {}, cuDNN {}, NCCL {}", runtime / 1000, runtime % 1000 / 10,
+      driver / 1000, driver % 1000 / 10, three_part(static_cast<int>(cublasLtGetVersion()), 10000, 100),
+      three_part(static_cast<int>(cudnnGetVersion()), 10000, 100), three_part(nccl, 10000, 100));
 }
 
 }  // namespace octet
