@@ -126,6 +126,7 @@ std::vector<DeckKey> run_keys() {
       count(OCTET_KEY(run.seed), at_least(0), "seed of initial weights and sample order"),
       choice(OCTET_KEY(run.device), {"auto", "cpu", "cuda"}, "auto: CUDA where there is a GPU"),
       flag(OCTET_KEY(run.share_gpus), "several ranks on one GPU: slow, for tests"),
+      flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
       count(OCTET_KEY(run.evaluate_every), at_least(0), "steps between evaluations; 0: at the end only"),
       count(OCTET_KEY(run.evaluate_samples), at_least(0), "samples an evaluation; 0: the whole file"),
       count(OCTET_KEY(run.max_skipped), at_least(1), "skipped steps in a row that end the run (exit 6)"),

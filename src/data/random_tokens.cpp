@@ -15,6 +15,7 @@ void write_random_tokens(const std::string& path, std::int64_t tokens, std::int6
   if (!overwrite && std::filesystem::exists(path)) fail(ErrorKind::kUsage, "{} exists; --overwrite replaces it", path);
   TokenFileInfo info;
   info.vocabulary = vocabulary;
+  info.token_bytes = 0;  // the narrowest that holds the vocabulary
   info.tokenizer = "random";
   info.source = "uniform random ids";
   info.command_line = command_line;

@@ -40,7 +40,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       data_parameters_(make_communicator(grid_.data(), device, shared, "data (parameters)")),
       everyone_(make_communicator(world.ranks(), device, shared, "world")),
       stream_(device.make_stream()),
-      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world)) : make_cuda_ops(device)),
+      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world)) : make_cuda_ops(device, deck.run.deterministic)),
       timer_(device),
       axis_(*tensor_, deck.parallel.sequence, timer_),
       layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), data_gradients_->size()) {

@@ -61,7 +61,7 @@ Workbench::Workbench(OpsCase which, const Workload& workload) : compute_(which.c
   const bool cpu = which.device == DeviceKind::kCpu;
   device_ = cpu ? make_cpu_device() : make_cuda_device(0);
   stream_ = device_->make_stream();
-  ops_ = cpu ? make_cpu_ops(2) : make_cuda_ops(*device_);
+  ops_ = cpu ? make_cpu_ops(2) : make_cuda_ops(*device_, false);
   Workload own = workload;
   own.compute = compute_;
   ops_->prepare(own);

@@ -66,7 +66,7 @@ struct Deck {
     std::int64_t steps = 100, stop_after = 0;  ///< stop_after: stop with a checkpoint after this step (0: never)
     std::int64_t seed = 1234;
     std::string device = "auto";   ///< auto | cpu | cuda
-    bool share_gpus = false;
+    bool share_gpus = false, deterministic = false;
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
     std::int64_t max_skipped = 10; ///< skipped steps in a row before the run ends with exit code 6
   } run;

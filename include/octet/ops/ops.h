@@ -197,7 +197,8 @@ class Ops {
 
 /// Plain operators on host memory; matrix products by OpenBLAS with `threads` threads.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
-/// cuBLASLt, cuDNN and own kernels. Throws Error(kDevice) in a build without CUDA.
-std::unique_ptr<Ops> make_cuda_ops(Device& device);
+/// cuBLASLt, cuDNN and own kernels. All give the same bits every time but for the attention gradient in bfloat16, which adds query gradients in
+/// varying order unless `deterministic`; that costs 2·batch·heads·sequence² bytes. Throws Error(kDevice) in a build without CUDA.
+std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic);
 
 }  // namespace octet

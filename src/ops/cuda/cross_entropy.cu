@@ -107,10 +107,13 @@ __device__ inline TokenSoftmax combine(const float* partials, std::int64_t token
   TokenSoftmax all;
   for (int rank = 0; rank < ranks; ++rank)
     all.largest = fmaxf(all.largest, partials[(rank * tokens + token) * 3]);
+  // Not unrolled: nvcc 13.0 (V13.0.88) gives copies of this loop the sum's address for the largest logit.
+#pragma unroll 1
   for (int rank = 0; rank < ranks; ++rank) {
     const float* part = partials + (rank * tokens + token) * 3;
-    if (part[1] != 0.0f) all.sum += part[1] * expf(part[0] - all.largest);
-    all.target += part[2];
+    const float largest = part[0], sum = part[1], target = part[2];
+    if (sum != 0.0f) all.sum += sum * expf(largest - all.largest);
+    all.target += target;
   }
   return all;
 }

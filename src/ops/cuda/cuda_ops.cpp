@@ -246,8 +246,9 @@ void CudaOps::fill(Stream& stream, Tensor values, float value) {
   cuda::fill(enter(stream), values, value);
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device) {
-  return std::make_unique<CudaOps>(device, CudaOpsOptions{});
+std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic) {
+  return std::make_unique<CudaOps>(
+      device, CudaOpsOptions{.timed_matmul_plans = false, .deterministic_attention = deterministic});
 }
 
 }  // namespace octet

@@ -1,6 +1,7 @@
 #include "cudnn_attention.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <limits>
 
 #include "../../runtime/cuda/cuda_check.h"
@@ -213,7 +214,9 @@ const std::optional<CudnnAttention::Plans>& CudnnAttention::plans_for(const Key&
   if (key.head_size % 8 == 0 && key.head_size <= 128 && key.sequence > 1) {
     try {
       plans.emplace(Plans{build_forward(key), build_backward(key)});
-    } catch (const Error&) {  // no engine: the caller has other kernels
+    } catch (const Error& error) {
+      std::fprintf(stderr, "octet: note: cuDNN has no attention for this shape, slower kernels are used (%s)\n",
+                   error.what());
       plans.reset();
     }
   }

@@ -26,7 +26,7 @@ std::unique_ptr<Device> make_cuda_device(int) {
   no_cuda("no CUDA device");
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device&) {
+std::unique_ptr<Ops> make_cuda_ops(Device&, bool) {
   no_cuda("no CUDA operators");
 }
 
