@@ -78,8 +78,8 @@ std::vector<DeckKey> layout_keys() {
       count(OCTET_KEY(parallel.tensor), at_least(1), "ranks that share each matrix"),
       count(OCTET_KEY(parallel.context), at_least(1), "ranks that share each sequence; this version: 1"),
       count(OCTET_KEY(parallel.pipeline), at_least(1), "ranks that share the layers; this version: 1"),
-      count(OCTET_KEY(parallel.zero), between(0, 2),
-            "sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too"),
+      count(OCTET_KEY(parallel.zero), between(0, 3),
+            "sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too"),
       flag(OCTET_KEY(parallel.sequence), "tensor ranks split the sequence between their matrices"),
       choice(OCTET_KEY(parallel.schedule), {"1f1b"}, "order of micro-batches in a pipeline"),
       count(OCTET_KEY(batch.sequence), at_least(0), "tokens a sample; required"),
@@ -104,7 +104,9 @@ std::vector<DeckKey> optimizer_keys() {
             "linear, cosine: where the decay ends, 0: run.steps; wsd: length of the decay at the run's end"),
       number(OCTET_KEY(schedule.floor), between(0, 1), "last learning rate as a fraction of optimizer.lr"),
       choice(OCTET_KEY(precision.compute), {"fp32", "bf16"}, "matrices and activations; masters are fp32"),
-      choice(OCTET_KEY(memory.recompute), {"none"}, "activations computed again in the backward pass"),
+      choice(OCTET_KEY(memory.recompute), {"none", "block"},
+             "block: keep a layer's input only and run it again in the backward pass"),
+      count(OCTET_KEY(memory.recompute_every), at_least(1), "block: recompute one layer of every so many"),
       count(OCTET_KEY(memory.logits_mib), at_least(1), "largest piece of the logits held at once, MiB"),
   };
 }

@@ -1,5 +1,7 @@
 #include "octet/model/activation_table.h"
 
+#include <optional>
+
 namespace octet {
 
 int ActivationTable::add(std::string name, DType dtype, std::int64_t rows, std::int64_t cols, Lifetime lifetime) {
@@ -7,24 +9,26 @@ int ActivationTable::add(std::string name, DType dtype, std::int64_t rows, std::
   return static_cast<int>(rows_.size()) - 1;
 }
 
-void ActivationTable::reserve(int layers, Arena& saved, Arena& scratch) {
-  saved_ = &saved;
-  scratch_ = &scratch;
+void ActivationTable::reserve(const std::vector<bool>& recomputed, Arena& saved, Arena& scratch) {
   for (const ActivationRow& row : rows_) {
-    std::vector<int> handles;
-    if (row.lifetime == Lifetime::kScratch) {
-      handles.push_back(scratch.reserve(row.dtype, row.rows, row.cols));
-    } else {
-      for (int layer = 0; layer < layers; ++layer) handles.push_back(saved.reserve(row.dtype, row.rows, row.cols));
+    std::vector<Place> places;
+    std::optional<Place> shared;
+    for (const bool again : recomputed) {
+      const bool own = row.lifetime == Lifetime::kSaved || (row.lifetime == Lifetime::kRecomputable && !again);
+      if (own) {
+        places.push_back({&saved, saved.reserve(row.dtype, row.rows, row.cols)});
+      } else {
+        if (!shared) shared = Place{&scratch, scratch.reserve(row.dtype, row.rows, row.cols)};
+        places.push_back(*shared);
+      }
     }
-    handles_.push_back(std::move(handles));
+    places_.push_back(std::move(places));
   }
 }
 
 Tensor ActivationTable::tensor(int row, int layer) const {
-  const auto& handles = handles_.at(static_cast<std::size_t>(row));
-  if (rows_[static_cast<std::size_t>(row)].lifetime == Lifetime::kScratch) return scratch_->tensor(handles[0]);
-  return saved_->tensor(handles.at(static_cast<std::size_t>(layer)));
+  const Place& place = places_.at(static_cast<std::size_t>(row)).at(static_cast<std::size_t>(layer));
+  return place.arena->tensor(place.handle);
 }
 
 }  // namespace octet

@@ -7,7 +7,8 @@
 
 namespace octet {
 
-BlockStack::BlockStack(const LayerContext& context, Arena& saved, Arena& scratch) : context_(context) {
+BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
+    : context_(context), recomputed_(recomputed) {
   const ModelShape& shape = context.shape;
   const TensorAxis& tensor = context.tensor;
   heads_ = local_heads(shape, tensor.rank(), tensor.size());
@@ -18,12 +19,12 @@ BlockStack::BlockStack(const LayerContext& context, Arena& saved, Arena& scratch
   const DType type = context.compute;
   const bool layer_norm = shape.norm() == NormKind::kLayer;
   const auto keep = [&](const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
-    return activations_.add(name, dtype, rows, cols, Lifetime::kSaved);
+    return activations_.add(name, dtype, rows, cols, Lifetime::kRecomputable);
   };
   const auto work = [&](const char* name, std::int64_t rows, std::int64_t cols) {
     return activations_.add(name, type, rows, cols, Lifetime::kScratch);
   };
-  rows_.x = keep("x", type, shard, h);
+  rows_.x = activations_.add("x", type, shard, h, Lifetime::kSaved);
   rows_.attention_rstd = keep("attention_norm.rstd", DType::kF32, 1, shard);
   rows_.attention_mean = layer_norm ? keep("attention_norm.mean", DType::kF32, 1, shard) : -1;
   rows_.unnormed = shape.qk_norm ? keep("qkv before norm", type, t, heads_.packed()) : -1;
@@ -43,7 +44,7 @@ BlockStack::BlockStack(const LayerContext& context, Arena& saved, Arena& scratch
   rows_.delta = sharded ? work("delta", shard, h) : rows_.partial;
   rows_.wide = work("mlp activation", t, std::max(f, heads_.query()));
   rows_.dqkv = work("qkv gradient", t, heads_.packed());
-  activations_.reserve(static_cast<int>(shape.layers), saved, scratch);
+  activations_.reserve(recomputed, saved, scratch);
 
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
     const auto row = [&](const char* name) { return context.table.find(fmt::format("layers.{}.{}", layer, name)); };
@@ -79,7 +80,7 @@ void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weig
                                      weight(bias_row), sum, tensor(rows_.normed, 0), rstd, mean});
 }
 
-ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
+void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in) {
   Ops& ops = context_.ops;
   ParameterAccess& parameters = context_.parameters;
   TensorAxis& axis = context_.tensor;
@@ -108,7 +109,13 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
                tensor(rows_.mlp_mean, slab));
   ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole), .b = parameters.parameter(w.gate, w.up),
                       .transpose_b = true, .y = inner, .bias = weight(w.up_bias)});
-  const Tensor activation = activated();
+}
+
+ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
+  run_to_inner(stream, layer, slab, in);
+  Ops& ops = context_.ops;
+  const Weights& w = weights_[static_cast<std::size_t>(layer)];
+  const Tensor inner = tensor(rows_.inner, slab), activation = activated(), partial = tensor(rows_.partial, 0);
   if (context_.shape.gated()) {
     ops.swiglu_forward(stream, inner, activation);
   } else {
@@ -116,7 +123,7 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
   }
   ops.matmul(stream,
              {.a = activation, .b = weight(w.down), .transpose_b = true, .y = partial, .bias = once(weight(w.down_bias))});
-  return {middle, axis.reduce(stream, partial, delta)};
+  return {tensor(rows_.middle, slab), context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0))};
 }
 
 void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
@@ -194,6 +201,7 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer,
 
 void BlockStack::backward(Stream& stream, int layer, Tensor dx) {
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
+  if (recomputed_[static_cast<std::size_t>(layer)]) run_to_inner(stream, layer, layer, {tensor(rows_.x, layer), {}});
   mlp_backward(stream, w, layer, dx);
   attention_backward(stream, w, layer, dx);
 }

@@ -4,8 +4,9 @@
 
 namespace octet {
 
-Network::Network(const LayerContext& context, std::int64_t logits_bytes, Arena& saved, Arena& scratch)
-    : context_(context), blocks_(context, saved, scratch), scratch_(scratch) {
+Network::Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved,
+                 Arena& scratch)
+    : context_(context), blocks_(context, recomputed, saved, scratch), scratch_(scratch) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;
   const TensorAxis& tensor = context.tensor;
@@ -32,7 +33,7 @@ Network::Network(const LayerContext& context, std::int64_t logits_bytes, Arena& 
   logits_ = edges_.add("logits", type, piece_, local.rows, Lifetime::kScratch);
   partial_ = edges_.add("loss parts", DType::kF32, piece_, 3, Lifetime::kScratch);
   partials_ = edges_.add("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3, Lifetime::kScratch);
-  edges_.reserve(1, saved, scratch);
+  edges_.reserve({false}, saved, scratch);
   if (shape.rotary()) {
     rope_table_ = scratch.reserve(DType::kF32, context.sequence, shape.head_size);
   } else {
@@ -99,7 +100,7 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   const int norm_bucket = context_.table.buckets() - 1, head_bucket = shape.tied ? 0 : norm_bucket;
   if (gradient) {
     parameters.begin_backward(stream, norm_bucket);
-    if (shape.tied) parameters.begin_backward(stream, 0);
+    if (shape.tied) parameters.begin_backward(stream, 0, false);
   } else {
     parameters.begin_forward(stream, norm_bucket);
   }
@@ -154,7 +155,7 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
 void Network::embed_backward(Stream& stream, const DeviceBatch& batch) {
   ParameterAccess& parameters = context_.parameters;
   Ops& ops = context_.ops;
-  if (!context_.shape.tied) parameters.begin_backward(stream, 0);
+  if (!context_.shape.tied) parameters.begin_backward(stream, 0, false);
   const bool accumulate = parameters.accumulates(0);
   const Tensor dx = context_.tensor.gather(stream, edges_.tensor(gradient_, 0), edges_.tensor(normed_whole_, 0));
   const Tensor dtable = parameters.gradient(embedding_);

@@ -21,9 +21,9 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
   reserve(compute);
 }
 
-/// Staging buffers: blocks take turns in two, so that one is reduced while the next is filled; embeddings and an untied head, the largest
-/// buckets and never open at once, share a third. A tied embedding is open from the head to the end of the backward pass.
-int ParameterStore::staging_of(int bucket) const {
+/// Staging buffers and slots: blocks take turns in two, so that one is on the wire while the other is at work; embeddings and an untied
+/// head, the largest buckets and never open at once, share a third. A tied embedding has it alone: it is open from the embedding to the end.
+int ParameterStore::place_of(int bucket) const {
   const int last = static_cast<int>(layout_.buckets().size()) - 1;
   const bool untied_head = bucket == last && layout_.bucket(last).size * 4 > layout_.bucket(1).size;
   return bucket == 0 || untied_head ? 2 : bucket % 2;
@@ -35,13 +35,13 @@ void ParameterStore::reserve(DType compute) {
   };
   std::vector<Handles> handles;
   std::int64_t largest_slice = 0;
-  std::vector<std::int64_t> staging_size(3, 0);
+  std::vector<std::int64_t> place_size(3, 0);
   const int count = static_cast<int>(layout_.buckets().size());
   for (int bucket = 0; bucket < count; ++bucket) {
     const std::int64_t size = layout_.bucket(bucket).size;
     const auto [begin, end] = optimizer_range(bucket);
     Handles h{};
-    h.parameters = parameters_.reserve(compute, 1, size);
+    h.parameters = slotted() ? -1 : parameters_.reserve(compute, 1, size);
     h.gradients = staged() ? -1 : gradients_.reserve(DType::kF32, 1, size);
     h.slice = staged() ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
     h.master = optimizer_.reserve(DType::kF32, 1, end - begin);
@@ -49,11 +49,16 @@ void ParameterStore::reserve(DType compute) {
     h.second = optimizer_.reserve(DType::kF32, 1, end - begin);
     handles.push_back(h);
     largest_slice = std::max(largest_slice, slice(bucket));
-    auto& staging = staging_size[static_cast<std::size_t>(staging_of(bucket))];
-    staging = std::max(staging, size);
+    auto& place = place_size[static_cast<std::size_t>(place_of(bucket))];
+    place = std::max(place, size);
+  }
+  if (slotted()) {
+    for (const std::int64_t size : place_size) {
+      slots_.push_back({parameters_.reserve(compute, 1, size), -1, device_.make_event(), device_.make_event()});
+    }
   }
   if (staged()) {
-    for (const std::int64_t size : staging_size) {
+    for (const std::int64_t size : place_size) {
       stagings_.push_back({gradients_.reserve(DType::kF32, 1, size), device_.make_event()});
     }
     if (micro_batches_ > 1) incoming_ = gradients_.reserve(DType::kF32, 1, largest_slice);
@@ -65,11 +70,12 @@ void ParameterStore::reserve(DType compute) {
   for (int bucket = 0; bucket < count; ++bucket) {
     const Handles& h = handles[static_cast<std::size_t>(bucket)];
     BucketState state;
-    state.parameters = parameters_.tensor(h.parameters);
+    state.place = place_of(bucket);
+    const auto place = static_cast<std::size_t>(state.place);
+    const std::int64_t size = layout_.bucket(bucket).size;
+    state.parameters = parameters_.tensor(slotted() ? slots_[place].handle : h.parameters).range(0, size);
     if (staged()) {
-      state.staging = staging_of(bucket);
-      state.gradients = gradients_.tensor(stagings_[static_cast<std::size_t>(state.staging)].handle)
-                            .range(0, layout_.bucket(bucket).size);
+      state.gradients = gradients_.tensor(stagings_[place].handle).range(0, size);
       state.gradient_slice = gradients_.tensor(h.slice);
     } else {
       state.gradients = gradients_.tensor(h.gradients);
@@ -121,18 +127,52 @@ Tensor ParameterStore::gradient(int first, int last) { return view(state(layout_
 
 bool ParameterStore::accumulates(int) const { return !staged() && micro_batch_ > 0; }
 
-void ParameterStore::begin_forward(Stream& stream, int bucket) {
+void ParameterStore::begin_forward(Stream& stream, int bucket) { use(stream, bucket, bucket + 1); }
+
+void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads) {
+  if (reads) use(stream, bucket, bucket - 1);
+  if (!staged()) return;
   timer_.begin(stream);
-  state(bucket).gathered->block(stream);
+  stagings_[static_cast<std::size_t>(state(bucket).place)].free->block(stream);
   timer_.end(stream);
 }
 
-void ParameterStore::begin_backward(Stream& stream, int bucket) {
-  begin_forward(stream, bucket);
-  if (!staged()) return;
+void ParameterStore::use(Stream& stream, int bucket, int next) {
+  if (slotted()) {
+    // All that reads the bucket before this one is queued.
+    if (in_use_ >= 0 && in_use_ != bucket) slot_of(in_use_).released->record(stream);
+    in_use_ = bucket;
+    fetch(bucket);
+    // The backward pass needs no embedding.
+    if (next > 0 && next < static_cast<int>(states_.size())) fetch(next);
+  }
   timer_.begin(stream);
-  stagings_[static_cast<std::size_t>(state(bucket).staging)].free->block(stream);
+  (slotted() ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
   timer_.end(stream);
+}
+
+void ParameterStore::fetch(int bucket) {
+  Slot& slot = slot_of(bucket);
+  if (slot.holds == bucket) return;
+  OCTET_ASSERT(slot.holds < 0 || slot.holds != in_use_);
+  slot.holds = bucket;
+  Stream& gather = *gather_stream_;
+  // Every slot is released after an update, so waiting for its last reader is waiting for the masters too.
+  slot.released->block(gather);
+  BucketState& own = state(bucket);
+  const auto [begin, end] = owned_range(bucket);
+  const Tensor part = own.parameters.range(begin, end - begin);
+  ops_.cast(gather, own.master, part);
+  ranks_.data_parameters.all_gather(gather, part, own.parameters);
+  slot.gathered->record(gather);
+}
+
+void ParameterStore::drop_slots(Stream& stream) {
+  for (Slot& slot : slots_) {
+    slot.holds = -1;
+    slot.released->record(stream);
+  }
+  in_use_ = -1;
 }
 
 void ParameterStore::finish_backward(Stream& stream, int bucket) {
@@ -147,7 +187,7 @@ void ParameterStore::finish_backward(Stream& stream, int bucket) {
     const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
     data.reduce_scatter(reduce, own.gradients, to);
     if (add) ops_.add(reduce, to, own.gradient_slice);
-    stagings_[static_cast<std::size_t>(own.staging)].free->record(reduce);
+    stagings_[static_cast<std::size_t>(own.place)].free->record(reduce);
   } else if (stage_.shards_optimizer()) {
     const auto [begin, end] = owned_range(bucket);
     data.reduce_scatter(reduce, own.gradients, own.gradients.range(begin, end - begin));
@@ -194,16 +234,20 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
       const std::int64_t at = region.begin - begin, size = region.size();
       ops_.adamw(stream,
                  {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
-                  gradient.range(at, size), own.parameters.range(region.begin, size), settings.beta1, settings.beta2,
-                  settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
+                  gradient.range(at, size), slotted() ? Tensor{} : own.parameters.range(region.begin, size), settings.beta1,
+                  settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
                  scalars);
     }
     gather(stream, bucket);
   }
+  if (!slotted()) return;
+  drop_slots(stream);
+  fetch(0);
+  fetch(1);
 }
 
 void ParameterStore::gather(Stream& stream, int bucket) {
-  if (!stage_.shards_optimizer() || data_size_ == 1) return;
+  if (!stage_.shards_optimizer() || data_size_ == 1 || slotted()) return;
   BucketState& own = state(bucket);
   ready_->record(stream);
   ready_->block(*gather_stream_);
@@ -213,6 +257,7 @@ void ParameterStore::gather(Stream& stream, int bucket) {
 }
 
 void ParameterStore::publish(Stream& stream) {
+  if (slotted()) return drop_slots(stream);
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     const auto [begin, end] = optimizer_range(bucket);
     ops_.cast(stream, state(bucket).master, state(bucket).parameters.range(begin, end - begin));

@@ -50,7 +50,11 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                                             static_cast<int>(cut.micro_batches()),
                                             StoreRanks{*data_gradients_, *data_parameters_, *tensor_}, timer_);
   const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.sequence};
-  network_ = std::make_unique<Network>(context, deck_.memory.logits_mib << 20, saved_, scratch_);
+  std::vector<bool> recomputed;
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
+    recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
+  }
+  network_ = std::make_unique<Network>(context, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
 
   const std::vector<float> rates = learning_rates(deck_);
   packed_ = small_.reserve(DType::kI32, 4, cut.tokens());

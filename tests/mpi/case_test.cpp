@@ -41,7 +41,7 @@ TEST_F(Cases, N03MaskedMicroBatchAndMaskedRankCountForNothing) {
 }
 
 TEST_F(Cases, N03StepWithoutTargetsChangesNothing) {
-  for (const int zero : {0, 1, 2}) {
+  for (const int zero : {0, 1, 2, 3}) {
     Deck deck = split_deck();
     deck.parallel.zero = zero;
     Session session(MPI_COMM_WORLD, deck);

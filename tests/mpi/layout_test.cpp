@@ -35,7 +35,7 @@ std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
     for (const bool sequence : {false, true}) {
       if (sequence && tensor == 1) continue;
       for (int micro = 1; micro * data <= deck.batch.global; micro *= 2) {
-        for (int zero = 0; zero <= 2; ++zero) {
+        for (int zero = 0; zero <= 3; ++zero) {
           // Without data parallelism the stages do not differ.
           if (data == 1 && zero != 1) continue;
           result.push_back({data, tensor, micro, zero, sequence});
@@ -159,6 +159,17 @@ TEST_F(LayoutInvariance, QueryKeyNormsAndBiases) {
   deck.model.rope_scaling = "llama3";
   deck.model.rope_original = 32;
   compare(deck, false);
+}
+
+/// Layers that run again in the backward pass give the same numbers: all of them, and every second one.
+TEST_F(LayoutInvariance, RecomputedBlocks) {
+  for (const int every : {1, 2}) {
+    Deck deck = tiny_deck();
+    deck.model.layers = 3;
+    deck.memory.recompute = "block";
+    deck.memory.recompute_every = every;
+    compare(deck, false);
+  }
 }
 
 TEST_F(LayoutInvariance, CudaLlamaInFloat32) {

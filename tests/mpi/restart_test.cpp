@@ -76,7 +76,7 @@ class Restart : public testing::Test {
 
 TEST_F(Restart, SameLayoutGoesOnBitwise) {
   const int tensor = ranks_ >= 4 ? 2 : 1;
-  for (const int zero : {0, 1, 2}) {
+  for (const int zero : {0, 1, 2, 3}) {
     const Deck same = deck(ranks_ / tensor, tensor, zero);
     const End whole = run(MPI_COMM_WORLD, same, 0, kBefore + kAfter, false, false);
     run(MPI_COMM_WORLD, same, 0, kBefore, false, true);
@@ -91,7 +91,7 @@ TEST_F(Restart, AnyLayoutGoesOnFromAnyOther) {
   const End whole = run(MPI_COMM_SELF, deck(1, 1, 1), 0, kBefore + kAfter, false, false);
   run(MPI_COMM_WORLD, deck(ranks_, 1, 1), 0, kBefore, false, true);
   for (int tensor = 1; tensor <= std::min(ranks_, 4); tensor *= 2) {
-    for (const int zero : {0, 1, 2}) {
+    for (const int zero : {0, 1, 2, 3}) {
       const End resumed = run(MPI_COMM_WORLD, deck(ranks_ / tensor, tensor, zero), kBefore, kBefore + kAfter, true, false);
       for (int i = 0; i < kAfter; ++i) {
         const double expected = whole.losses[static_cast<std::size_t>(kBefore + i)];

@@ -8,8 +8,9 @@
 
 namespace octet {
 
-/// How long an activation is kept: from forward to backward, one copy a layer; or while one layer works, one copy for all layers.
-enum class Lifetime { kSaved, kScratch };
+/// How long an activation is kept: from forward to backward, one copy a layer; likewise, unless the layer is computed again in the backward
+/// pass, where such layers share one copy; or while one layer works, one copy for all layers.
+enum class Lifetime { kSaved, kRecomputable, kScratch };
 
 /// One row an activation of a layer.
 struct ActivationRow {
@@ -25,16 +26,19 @@ class ActivationTable {
   int add(std::string name, DType dtype, std::int64_t rows, std::int64_t cols, Lifetime lifetime);
   const std::vector<ActivationRow>& rows() const { return rows_; }
 
-  /// Reserves `layers` copies of the saved rows in `saved` and one of the scratch rows in `scratch`.
-  void reserve(int layers, Arena& saved, Arena& scratch);
+  /// Reserves copies of the saved rows for each layer in `saved`, of the recomputable rows too where `recomputed` is false for the layer, and
+  /// one of all others in `scratch`.
+  void reserve(const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
   /// The tensor of a row for one layer; after the arenas are committed.
   Tensor tensor(int row, int layer) const;
 
  private:
+  struct Place {
+    Arena* arena = nullptr;
+    int handle = 0;
+  };
   std::vector<ActivationRow> rows_;
-  Arena* saved_ = nullptr;
-  Arena* scratch_ = nullptr;
-  std::vector<std::vector<int>> handles_;  ///< [row][layer], or [row][0] for scratch
+  std::vector<std::vector<Place>> places_;  ///< [row][layer]
 };
 
 }  // namespace octet

@@ -31,12 +31,13 @@ struct ResidualStream {
 /// All transformer blocks of a network, pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Covers Llama-like (RMSNorm, rotary positions, SwiGLU) and
 /// GPT-2-like (LayerNorm, GELU, biases) blocks.
 ///
-/// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the halves, and the MLP's inner projection.
+/// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the halves, and the MLP's inner projection; of
+/// recomputed layers x alone.
 /// Norm outputs and the MLP's activation are never saved: the backward kernels that read their inputs anyway write them once more.
 class BlockStack {
  public:
-  /// Declares activations for `layers` layers in the arenas.
-  BlockStack(const LayerContext& context, Arena& saved, Arena& scratch);
+  /// Declares activations of all layers in the arenas. `recomputed`: the layers whose forward pass runs again in the backward pass.
+  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
   const AttentionShape& attention() const { return attention_; }
@@ -63,6 +64,8 @@ class BlockStack {
     int normed_whole, normed, partial, delta, wide, dqkv;
   };
 
+  /// The layer up to the MLP's inner projection: all that the backward pass needs of it.
+  void run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in);
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
   Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
@@ -87,6 +90,7 @@ class BlockStack {
   ActivationTable activations_;
   Rows rows_{};
   std::vector<Weights> weights_;
+  std::vector<bool> recomputed_;
   Tensor positions_, rope_table_;
 };
 

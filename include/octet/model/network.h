@@ -12,8 +12,9 @@ struct DeviceBatch {
 /// The whole model on one rank: embeddings, blocks, final norm, head and loss.
 class Network {
  public:
-  /// Declares activations in the arenas. `logits_bytes`: largest piece of the logits held at once.
-  Network(const LayerContext& context, std::int64_t logits_bytes, Arena& saved, Arena& scratch);
+  /// Declares activations in the arenas. `logits_bytes`: largest piece of the logits held at once; `recomputed`: the layers that run again in the
+  /// backward pass.
+  Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
   /// Fills the tables that do not change. After the arenas are committed.
   void prepare(Device& device, Stream& stream);
 

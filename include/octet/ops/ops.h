@@ -72,7 +72,7 @@ struct AttentionShape {
 struct Adamw {
   Tensor master, first_moment, second_moment;  ///< in/out float32 [1, n]
   Tensor gradient;                             ///< float32 [1, n]: summed over tokens, not yet scaled
-  Tensor parameter;                            ///< out [1, n], compute dtype: the rounded master
+  Tensor parameter;                            ///< optional out [1, n], compute dtype: the rounded master
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
   float weight_decay = 0.0f;                   ///< decoupled: master -= lr·weight_decay·master
 };

@@ -14,11 +14,12 @@
 
 namespace octet {
 
-/// Which parts of training state a data rank keeps (Rajbhandari et al. 2020): optimizer state and gradients whole or a slice.
+/// Which parts of training state a data rank keeps a slice of (Rajbhandari et al. 2020).
 struct ZeroStage {
   int stage = 1;
   bool shards_optimizer() const { return stage >= 1; }
   bool shards_gradients() const { return stage >= 2; }
+  bool shards_parameters() const { return stage >= 3; }
 };
 
 /// Communicators that the store uses. Gradients and parameters travel at the same time, so each has its own.
@@ -33,8 +34,8 @@ struct AdamwSettings {
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.1f;
 };
 
-/// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0, 1 and 2. Collectives run on streams of their own: a bucket is
-/// reduced as soon as its gradients are queued, and gathered as soon as it is updated.
+/// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0 to 3. Collectives run on streams of their own: a bucket is
+/// reduced as soon as its gradients are queued, and gathered as soon as it is updated (stages 1 and 2) or while the bucket before it is at work (stage 3).
 class ParameterStore final : public ParameterAccess {
  public:
   ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute, int micro_batches, StoreRanks ranks,
@@ -54,7 +55,7 @@ class ParameterStore final : public ParameterAccess {
   Tensor gradient(int first, int last) override;
   bool accumulates(int bucket) const override;
   void begin_forward(Stream& stream, int bucket) override;
-  void begin_backward(Stream& stream, int bucket) override;
+  void begin_backward(Stream& stream, int bucket, bool reads = true) override;
   void finish_backward(Stream& stream, int bucket) override;
 
   /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared gradient to the scalars.
@@ -77,16 +78,21 @@ class ParameterStore final : public ParameterAccess {
 
  private:
   struct BucketState {
-    Tensor parameters;                             ///< compute dtype, whole
+    Tensor parameters;                             ///< compute dtype, whole: memory of its own, or of a slot
     Tensor gradients;                              ///< float32: whole, or a staging buffer shared with other buckets
     Tensor gradient_slice;                         ///< float32, with sharded gradients
     Tensor master, first_moment, second_moment;    ///< float32: the optimizer range
     std::unique_ptr<Event> gathered, reduced;
-    int staging = -1;
+    int place = 0;                                 ///< number of the staging buffer and of the slot
   };
-  struct Staging {
+  struct Staging {                                 ///< gradients on their way to their slices
     int handle = -1;
     std::unique_ptr<Event> free;                   ///< the last reduction out of this buffer is done
+  };
+  struct Slot {                                    ///< gathered parameters, with sharded parameters
+    int handle = -1;
+    int holds = -1;                                ///< bucket
+    std::unique_ptr<Event> gathered, released;     ///< filled; no longer read by what is queued on the compute stream
   };
 
   std::int64_t slice(int bucket) const { return layout_.bucket(bucket).size / data_size_; }
@@ -96,11 +102,17 @@ class ParameterStore final : public ParameterAccess {
   /// The reduced gradient over the optimizer range.
   Tensor reduced_gradient(int bucket) const;
   bool staged() const { return stage_.shards_gradients() && data_size_ > 1; }
-  int staging_of(int bucket) const;
+  bool slotted() const { return stage_.shards_parameters() && data_size_ > 1; }
+  int place_of(int bucket) const;
   BucketState& state(int bucket) { return states_.at(static_cast<std::size_t>(bucket)); }
   const BucketState& state(int bucket) const { return states_.at(static_cast<std::size_t>(bucket)); }
   void reserve(DType compute);
   void gather(Stream& stream, int bucket);
+  /// With sharded parameters: gathers a bucket into its slot once the slot is released.
+  void fetch(int bucket);
+  void use(Stream& stream, int bucket, int next);
+  void drop_slots(Stream& stream);
+  Slot& slot_of(int bucket) { return slots_.at(static_cast<std::size_t>(state(bucket).place)); }
   Tensor view(Tensor flat, int first, int last) const;
   std::vector<StateBox> state_boxes(bool saving) const;
 
@@ -118,6 +130,8 @@ class ParameterStore final : public ParameterAccess {
   Arena parameters_{"parameters"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
   std::vector<BucketState> states_;
   std::vector<Staging> stagings_;
+  std::vector<Slot> slots_;
+  int in_use_ = -1;                                ///< bucket whose slot the compute stream reads now
   int incoming_ = -1;                              ///< where slices arrive that are to be added
 };
 

@@ -34,7 +34,7 @@ void CpuOps::finish_step(Stream&, StepScalars* scalars, Tensor rates, float clip
 void CpuOps::adamw(Stream&, const Adamw& args, const StepScalars* scalars) {
   const std::int64_t count = args.master.size();
   OCTET_ASSERT(args.first_moment.size() == count && args.second_moment.size() == count);
-  OCTET_ASSERT(args.gradient.size() == count && args.parameter.size() == count);
+  OCTET_ASSERT(args.gradient.size() == count && (!args.parameter || args.parameter.size() == count));
   if (scalars->skip) return;
   const StepScalars s = *scalars;
   float* const master = args.master.as<float>();
@@ -51,7 +51,7 @@ void CpuOps::adamw(Stream&, const Adamw& args, const StepScalars* scalars) {
       const float root = std::sqrt(second[i] / s.bias_correction2);
       const float direction = first[i] / s.bias_correction1 / (root + args.epsilon);
       master[i] -= s.learning_rate * (direction + args.weight_decay * master[i]);
-      parameter[i] = static_cast<T>(master[i]);
+      if (parameter != nullptr) parameter[i] = static_cast<T>(master[i]);
     }
   });
 }

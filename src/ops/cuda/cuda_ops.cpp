@@ -223,7 +223,7 @@ void CudaOps::finish_step(Stream& stream, StepScalars* scalars, Tensor rates, fl
 void CudaOps::adamw(Stream& stream, const Adamw& a, const StepScalars* scalars) {
   const std::int64_t size = a.master.size();
   OCTET_ASSERT(a.first_moment.size() == size && a.second_moment.size() == size);
-  OCTET_ASSERT(a.gradient.size() == size && a.parameter.size() == size);
+  OCTET_ASSERT(a.gradient.size() == size && (!a.parameter || a.parameter.size() == size));
   cuda::adamw(enter(stream), a, scalars);
 }
 

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   first.store(p.first + i);
   second.store(p.second + i);
   master.store(p.master + i);
-  parameter.store(p.parameter + i);
+  if (p.parameter != nullptr) parameter.store(p.parameter + i);
 }
 
 }  // namespace
