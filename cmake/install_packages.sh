@@ -19,6 +19,7 @@ is_there() { # kind name
   case $1 in
     command) command -v "$2" >/dev/null ;;
     header) header_is_there "$2" ;;
+    library) [ "$(g++ -print-file-name="lib$2.so" 2>/dev/null)" != "lib$2.so" ] && command -v g++ >/dev/null ;;
     path) [ -e "$2" ] ;;
     *) echo "packages.txt: unknown probe $1" >&2 && exit 1 ;;
   esac

@@ -23,29 +23,43 @@ launch=(mpirun --bind-to none)
 if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
 median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : "-" }'; }
 
-table="work|GPUs|micro|step ms|tok/s/gpu|MFU|mem GiB|rival tok/s/gpu|rival GiB|ratio"
+# Runs a command and leaves in `peak` the most memory of any GPU meanwhile, as the driver sees it, in GiB.
+watched() {
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$run/memory" &
+  local watcher=$! code=0
+  "$@" || code=$?
+  kill "$watcher"
+  wait "$watcher" 2>/dev/null || true
+  peak=$(sort -g "$run/memory" | tail -n 1 | awk '{ printf "%.1f", $1 / 1024 }')
+  return "$code"
+}
+
+table="work|GPUs|micro|step ms|tok/s/gpu|MFU|planned GiB|driver GiB|rival tok/s/gpu|rival allocated GiB|rival driver GiB|ratio"
 bench() { # name ranks sequence micro global vocabulary rival-shape settings…
   local name=$1 ranks=$2 sequence=$3 micro=$4 global=$5 vocabulary=$6 rival=$7
   shift 7
   local tokens="$run/$vocabulary.h5" out="$run/$name-$ranks"
   [ -f "$tokens" ] || "$octet" pack --random 40000000 --vocabulary "$vocabulary" --output "$tokens"
-  "${launch[@]}" -np "$ranks" "$octet" train "inputs/shapes/$name.cfg" --set "data.train=$tokens" --set "run.directory=$out" \
+  watched "${launch[@]}" -np "$ranks" "$octet" train "inputs/shapes/$name.cfg" --set "data.train=$tokens" --set "run.directory=$out" \
     --set "run.steps=$steps" --set log.every=1 --set "batch.sequence=$sequence" --set "batch.micro=$micro" \
     --set "batch.global=$global" --set checkpoint.resume=none --set checkpoint.at_end=false --set schedule.kind=constant \
-    --set optimizer.lr=1e-4 "$@" || { table+=$'\n'"$name|$ranks|$micro|failed"; return 0; }
-  local key='s/.*"KEY":\([0-9.e+-]*\).*/\1/p' step_ms rate mfu memory theirs=- their_memory=- ratio=-
+    --set optimizer.lr=1e-4 "$@" >"$run/log" || { tail -n 5 "$run/log"; table+=$'\n'"$name|$ranks|$micro|failed"; return 0; }
+  grep -E "grid|loss|$steps/$steps" "$run/log"
+  local key='s/.*"KEY":\([0-9.e+-]*\).*/\1/p' step_ms rate mfu planned memory=$peak theirs=- their_memory=- their_peak=- ratio=-
   step_ms=$(tail -n +6 "$out/metrics.jsonl" | sed -n "${key/KEY/step_ms}" | median)
   rate=$(awk -v t=$((global * sequence / ranks)) -v ms="$step_ms" 'BEGIN { printf "%.0f", t / ms * 1000 }')
   mfu=$(tail -n +6 "$out/metrics.jsonl" | sed -n "${key/KEY/mfu}" | median | awk '{ printf "%.1f%%", $1 * 100 }')
-  memory=$(sed -n "${key/KEY/mem_gib}" "$out/metrics.jsonl" | sort -g | tail -n 1 | awk '{ printf "%.1f", $1 }')
+  planned=$(sed -n 's/ *planned in all *\([0-9.]*\) GiB.*/\1/p' "$run/log" | awk '{ printf "%.1f", $1 }')
   if [ -n "${RIVAL:-}" ] && [ "$rival" != - ]; then
-    torchrun --standalone --nproc_per_node "$ranks" "$RIVAL" "$rival" "$micro" "$sequence" "$steps" 2>"$run/rival.err" |
-      tee "$run/rival.log" || tail -n 5 "$run/rival.err"
+    watched torchrun --standalone --nproc_per_node "$ranks" "$RIVAL" "$rival" "$micro" "$sequence" "$steps" >"$run/rival.log" \
+      2>"$run/rival.err" || tail -n 5 "$run/rival.err"
+    cat "$run/rival.log"
+    their_peak=$peak
     theirs=$(sed -n 's|.* \([0-9]*\) tok/s/gpu.*|\1|p' "$run/rival.log")
     their_memory=$(sed -n 's|.*peak \([0-9.]*\) GiB.*|\1|p' "$run/rival.log")
     ratio=$(awk -v a="$rate" -v b="${theirs:-0}" 'BEGIN { print b > 0 ? sprintf("%.3f", a / b) : "-" }')
   fi
-  table+=$'\n'"$name|$ranks|$micro|$step_ms|$rate|$mfu|$memory|${theirs:--}|${their_memory:--}|$ratio"
+  table+=$'\n'"$name|$ranks|$micro|$step_ms|$rate|$mfu|$planned|$memory|${theirs:--}|${their_memory:--}|$their_peak|$ratio"
 }
 
 for work in "${works[@]}"; do
@@ -53,10 +67,11 @@ for work in "${works[@]}"; do
     gpt2-124m) bench gpt2-124m 1 1024 64 512 50257 - ;;
     llama-1b) bench llama-1b 1 8192 4 4 128256 1b --set model.tied=false ;;
     llama-3b) bench llama-3b 1 8192 2 2 128256 3b --set model.tied=false ;;
-    llama-8b) bench llama-8b 2 8192 1 2 128256 8b --set parallel.zero=2 ;;
-    *) echo "bench: unknown work $work; known: gpt2-124m llama-1b llama-3b llama-8b" >&2; exit 2 ;;
+    llama-8b) bench llama-8b 2 8192 1 2 128256 8b --set parallel.zero=3 --set memory.logits_mib=256 ;;
+    llama-8b-zero2) bench llama-8b 2 8192 1 2 128256 - --set parallel.zero=2 ;;
+    *) echo "bench: unknown work $work; known: gpt2-124m llama-1b llama-3b llama-8b llama-8b-zero2" >&2; exit 2 ;;
   esac
 done
 echo
-nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | head -n 1
+nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | sed -n 1p
 column -t -s '|' <<<"$table" 2>/dev/null || echo "$table"

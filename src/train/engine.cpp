@@ -22,7 +22,10 @@ DType compute_type(const Deck& deck) { return deck.precision.compute == "bf16" ?
 
 std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, const char* name) {
   if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
-  if (shared) return make_staged_communicator(ranks, device, name);
+  int size = 1;
+  MPI_Comm_size(ranks, &size);
+  // A group of one needs no NCCL, whose every communicator takes device memory.
+  if (shared || size == 1) return make_staged_communicator(ranks, device, name);
   return make_nccl_communicator(ranks, device, name);
 }
 
