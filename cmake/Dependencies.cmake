@@ -3,6 +3,9 @@
 include(CheckCXXCompilerFlag)
 
 find_package(MPI REQUIRED COMPONENTS C)
+if(POLICY CMP0167)
+  cmake_policy(SET CMP0167 NEW) # Boost's own package file, where CMake has no module for it
+endif()
 find_package(Boost 1.74 REQUIRED COMPONENTS program_options)
 find_package(nlohmann_json 3 REQUIRED)
 find_package(fmt REQUIRED)

@@ -21,7 +21,8 @@ po::options_description pack_options() {
       "a line equal to this ends a document; without it, a document is a file");
   add("seed", po::value<std::uint64_t>(), "of the choice of validation documents, 0 unless given");
   add("threads", po::value<int>(), "that read; one a core, at most 8, unless given");
-  add("random", po::value<std::int64_t>(), "instead of text, write this many random tokens, for measurements");
+  add("random", po::value<std::int64_t>(),
+      "instead of text, write this many random tokens, for measurements");
   add("vocabulary", po::value<std::int64_t>(), "of random tokens");
   add("overwrite", "replace outputs that exist");
   add("quiet", "no progress on standard error");
@@ -51,10 +52,13 @@ int pack_random(const po::variables_map& values, const std::vector<std::string>&
   take(values, "vocabulary", vocabulary);
   take(values, "seed", seed);
   if (tokens <= 0 || vocabulary <= 0 || values.count("input") > 0 || values.count("validation") > 0) {
-    fail(ErrorKind::kUsage, "octet pack: --random N and --vocabulary V, both above 0, go with --output, --seed and --overwrite only");
+    fail(ErrorKind::kUsage,
+         "octet pack: --random N and --vocabulary V, both above 0, go with --output, --seed and --overwrite "
+         "only");
   }
   const auto output = values["output"].as<std::string>();
-  write_random_tokens(output, tokens, vocabulary, seed, values.count("overwrite") > 0, command_line(arguments));
+  write_random_tokens(output, tokens, vocabulary, seed, values.count("overwrite") > 0,
+                      command_line(arguments));
   std::fputs(fmt::format("{}: {} random tokens of {}\n", output, tokens, vocabulary).c_str(), stdout);
   return 0;
 }
@@ -87,7 +91,9 @@ int run_pack(const std::vector<std::string>& arguments) {
 
   if (values.count("random") > 0) return pack_random(values, arguments);
   if (values.count("vocabulary") > 0) {
-    fail(ErrorKind::kUsage, "octet pack: --vocabulary is for --random; that of text is 257, its bytes and the end of a document");
+    fail(
+        ErrorKind::kUsage,
+        "octet pack: --vocabulary is for --random; that of text is 257, its bytes and the end of a document");
   }
 
   PackOptions options;

@@ -38,7 +38,8 @@ Arguments parse(const std::vector<std::string>& words) {
 
 std::string train_usage() {
   return "octet train DECK... [--set section.key=value]...\n"
-         "  Trains as the deck files say; later files and --set win. Started by mpirun or srun, one rank a GPU (or CPU ranks).\n"
+         "  Trains as the deck files say; later files and --set win. Started by mpirun or srun, one rank a "
+         "GPU (or CPU ranks).\n"
          "  `octet help deck` lists all keys.\n";
 }
 

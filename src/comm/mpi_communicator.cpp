@@ -17,10 +17,14 @@ void check(int code, const char* operation, const std::string& axis) {
 
 MPI_Datatype type_of(DType type) {
   switch (type) {
-    case DType::kF32: return MPI_FLOAT;
-    case DType::kF64: return MPI_DOUBLE;
-    case DType::kI32: return MPI_INT32_T;
-    case DType::kBF16: return MPI_UINT16_T;
+    case DType::kF32:
+      return MPI_FLOAT;
+    case DType::kF64:
+      return MPI_DOUBLE;
+    case DType::kI32:
+      return MPI_INT32_T;
+    case DType::kBF16:
+      return MPI_UINT16_T;
   }
   return MPI_DATATYPE_NULL;
 }
@@ -65,7 +69,8 @@ class MpiCommunicator final : public Communicator {
     const MPI_Datatype type = narrow_type ? MPI_FLOAT : type_of(in.dtype);
     // Into memory of our own, since the result may be a part of the input, which MPI does not allow.
     result_.resize(static_cast<std::size_t>(out.size() * (narrow_type ? 4 : size_of(in.dtype))));
-    check(MPI_Reduce_scatter_block(from, result_.data(), count, type, MPI_SUM, ranks_), "reduce-scatter", name_);
+    check(MPI_Reduce_scatter_block(from, result_.data(), count, type, MPI_SUM, ranks_), "reduce-scatter",
+          name_);
     if (narrow_type) {
       narrow(reinterpret_cast<const float*>(result_.data()), out);
     } else {
@@ -79,14 +84,16 @@ class MpiCommunicator final : public Communicator {
     const int count = static_cast<int>(in.size());
     const auto* own = static_cast<const std::byte*>(out.data) + in.bytes() * rank_;
     const void* from = in.data == own ? MPI_IN_PLACE : in.data;
-    check(MPI_Allgather(from, count, type_of(in.dtype), out.data, count, type_of(in.dtype), ranks_), "all-gather", name_);
+    check(MPI_Allgather(from, count, type_of(in.dtype), out.data, count, type_of(in.dtype), ranks_),
+          "all-gather", name_);
   }
 
   void broadcast(Stream&, Tensor values, int root) override {
     if (size_ == 1) return;
     for (std::int64_t at = 0; at < values.size(); at += kLargestCall) {
       const Tensor part = values.range(at, std::min(kLargestCall, values.size() - at));
-      check(MPI_Bcast(part.data, static_cast<int>(part.size()), type_of(part.dtype), root, ranks_), "broadcast", name_);
+      check(MPI_Bcast(part.data, static_cast<int>(part.size()), type_of(part.dtype), root, ranks_),
+            "broadcast", name_);
     }
   }
 
@@ -94,8 +101,8 @@ class MpiCommunicator final : public Communicator {
   void reduce_in_place(void* data, std::int64_t count, MPI_Datatype type, std::int64_t width, MPI_Op op) {
     for (std::int64_t at = 0; at < count; at += kLargestCall) {
       const int part = static_cast<int>(std::min(kLargestCall, count - at));
-      check(MPI_Allreduce(MPI_IN_PLACE, static_cast<std::byte*>(data) + at * width, part, type, op, ranks_), "all-reduce",
-            name_);
+      check(MPI_Allreduce(MPI_IN_PLACE, static_cast<std::byte*>(data) + at * width, part, type, op, ranks_),
+            "all-reduce", name_);
     }
   }
   static void copy(Tensor from, Tensor to) {
@@ -104,7 +111,8 @@ class MpiCommunicator final : public Communicator {
   float* widen(Tensor values) {
     wide_.resize(static_cast<std::size_t>(values.size()));
     const BF16* from = values.as<BF16>();
-    for (std::int64_t i = 0; i < values.size(); ++i) wide_[static_cast<std::size_t>(i)] = static_cast<float>(from[i]);
+    for (std::int64_t i = 0; i < values.size(); ++i)
+      wide_[static_cast<std::size_t>(i)] = static_cast<float>(from[i]);
     return wide_.data();
   }
   static void narrow(const float* from, Tensor to) {
@@ -115,7 +123,7 @@ class MpiCommunicator final : public Communicator {
   MPI_Comm ranks_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
   std::string name_;
-  std::vector<float> wide_;        ///< bfloat16 operands as float32, since MPI has no such type
+  std::vector<float> wide_;  ///< bfloat16 operands as float32, since MPI has no such type
   std::vector<std::byte> result_;
 };
 

@@ -8,7 +8,8 @@ namespace octet {
 
 namespace {
 
-/// Copies through page-locked host memory around collectives of MPI. Host memory grows to the largest call and stays.
+/// Copies through page-locked host memory around collectives of MPI. Host memory grows to the largest call
+/// and stays.
 class StagedCommunicator final : public Communicator {
  public:
   StagedCommunicator(MPI_Comm ranks, Device& device, std::string name)

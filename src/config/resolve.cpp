@@ -80,8 +80,8 @@ class Resolver {
 void Resolver::model() {
   Deck::Model& m = deck_.model;
   if (m.head_size == 0 && m.hidden % m.heads != 0) {
-    problem("model.hidden = {} does not divide by model.heads = {}: give model.head_size, or heads from {}", m.hidden, m.heads,
-            join(divisors(m.hidden, 256)));
+    problem("model.hidden = {} does not divide by model.heads = {}: give model.head_size, or heads from {}",
+            m.hidden, m.heads, join(divisors(m.hidden, 256)));
     m.head_size = 1;
   }
   derive("model.head_size", m.head_size, m.hidden / m.heads);
@@ -94,12 +94,16 @@ void Resolver::model() {
   if (m.family == "gpt2") {
     derive("model.positions", m.positions, deck_.batch.sequence);
     if (m.positions < deck_.batch.sequence) {
-      problem("batch.sequence = {} is longer than the position table, model.positions = {}", deck_.batch.sequence, m.positions);
+      problem("batch.sequence = {} is longer than the position table, model.positions = {}",
+              deck_.batch.sequence, m.positions);
     }
-    if (m.kv_heads != m.heads) problem("model.kv_heads = {}: gpt2 has as many key heads as heads ({})", m.kv_heads, m.heads);
-    if (m.qkv_bias || m.qk_norm) problem("model.qkv_bias and model.qk_norm are for family llama; gpt2 has its own biases");
+    if (m.kv_heads != m.heads)
+      problem("model.kv_heads = {}: gpt2 has as many key heads as heads ({})", m.kv_heads, m.heads);
+    if (m.qkv_bias || m.qk_norm)
+      problem("model.qkv_bias and model.qk_norm are for family llama; gpt2 has its own biases");
   } else {
-    if (m.head_size % 2 != 0) problem("model.head_size = {} is odd: rotary positions turn pairs", m.head_size);
+    if (m.head_size % 2 != 0)
+      problem("model.head_size = {} is odd: rotary positions turn pairs", m.head_size);
     if (m.positions != 0) problem("model.positions = {}: family llama has no position table", m.positions);
   }
 }
@@ -107,23 +111,30 @@ void Resolver::model() {
 void Resolver::layout() {
   Deck::Parallel& p = deck_.parallel;
   const Deck::Model& m = deck_.model;
-  if (p.context != 1) problem("parallel.context = {}: this version has context parallelism of 1 only", p.context);
-  if (p.pipeline != 1) problem("parallel.pipeline = {}: this version has pipeline parallelism of 1 only", p.pipeline);
+  if (p.context != 1)
+    problem("parallel.context = {}: this version has context parallelism of 1 only", p.context);
+  if (p.pipeline != 1)
+    problem("parallel.pipeline = {}: this version has pipeline parallelism of 1 only", p.pipeline);
   const auto allowed = divisors(std::gcd(m.heads, m.mlp), ranks_);
   if (m.heads % p.tensor != 0 || m.mlp % p.tensor != 0) {
-    problem("parallel.tensor = {} must divide model.heads = {} and model.mlp = {}; allowed with {} ranks: {}", p.tensor, m.heads,
-            m.mlp, ranks_, join(allowed));
+    problem("parallel.tensor = {} must divide model.heads = {} and model.mlp = {}; allowed with {} ranks: {}",
+            p.tensor, m.heads, m.mlp, ranks_, join(allowed));
   }
   const std::int64_t others = p.tensor * p.context * p.pipeline;
   if (ranks_ % others != 0) {
-    problem("{} ranks do not divide by tensor {} × context {} × pipeline {} = {}; start {} ranks, or parallel.tensor from {}", ranks_,
-            p.tensor, p.context, p.pipeline, others, nearest_multiples(ranks_, others), join(divisors(ranks_, ranks_)));
+    problem(
+        "{} ranks do not divide by tensor {} × context {} × pipeline {} = {}; start {} ranks, or "
+        "parallel.tensor from {}",
+        ranks_, p.tensor, p.context, p.pipeline, others, nearest_multiples(ranks_, others),
+        join(divisors(ranks_, ranks_)));
     return;
   }
   derive("parallel.data", p.data, ranks_ / others);
   if (p.data * others != ranks_) {
-    problem("data {} × tensor {} × context {} × pipeline {} = {} ranks, but {} were started; leave parallel.data out, or set it to {}",
-            p.data, p.tensor, p.context, p.pipeline, p.data * others, ranks_, ranks_ / others);
+    problem(
+        "data {} × tensor {} × context {} × pipeline {} = {} ranks, but {} were started; leave parallel.data "
+        "out, or set it to {}",
+        p.data, p.tensor, p.context, p.pipeline, p.data * others, ranks_, ranks_ / others);
   }
 }
 
@@ -133,25 +144,28 @@ void Resolver::batch() {
   const std::int64_t data = std::max<std::int64_t>(p.data, 1), unit = b.micro * data;
   derive("batch.global", b.global, unit);
   if (b.global % unit != 0) {
-    problem("batch.global = {} does not divide by micro {} × data {} = {}; nearest: {}", b.global, b.micro, data, unit,
-            nearest_multiples(b.global, unit));
+    problem("batch.global = {} does not divide by micro {} × data {} = {}; nearest: {}", b.global, b.micro,
+            data, unit, nearest_multiples(b.global, unit));
   }
   if (p.sequence && p.tensor > 1 && b.micro * b.sequence % p.tensor != 0) {
-    problem("sequence parallelism splits micro {} × sequence {} = {} tokens over tensor {}, which does not divide; nearest batch.sequence: {}",
-            b.micro, b.sequence, b.micro * b.sequence, p.tensor, nearest_multiples(b.sequence, p.tensor));
+    problem(
+        "sequence parallelism splits micro {} × sequence {} = {} tokens over tensor {}, which does not "
+        "divide; nearest batch.sequence: {}",
+        b.micro, b.sequence, b.micro * b.sequence, p.tensor, nearest_multiples(b.sequence, p.tensor));
   }
 }
 
 void Resolver::rest() {
-  const std::int64_t per_step = deck_.schedule.unit == "tokens" ? deck_.batch.global * deck_.batch.sequence : 1;
+  const std::int64_t per_step =
+      deck_.schedule.unit == "tokens" ? deck_.batch.global * deck_.batch.sequence : 1;
   const std::int64_t total = deck_.run.steps * per_step;
   if (deck_.schedule.warmup > total) {
-    problem("schedule.warmup = {} {} is longer than the run, run.steps = {}", deck_.schedule.warmup, deck_.schedule.unit,
-            deck_.run.steps);
+    problem("schedule.warmup = {} {} is longer than the run, run.steps = {}", deck_.schedule.warmup,
+            deck_.schedule.unit, deck_.run.steps);
   }
   if (deck_.schedule.warmup + deck_.schedule.decay > total && deck_.schedule.kind == "wsd") {
-    problem("schedule.warmup + schedule.decay = {} {} is longer than the run of {}", deck_.schedule.warmup + deck_.schedule.decay,
-            deck_.schedule.unit, total);
+    problem("schedule.warmup + schedule.decay = {} {} is longer than the run of {}",
+            deck_.schedule.warmup + deck_.schedule.decay, deck_.schedule.unit, total);
   }
   if (deck_.run.evaluate_every > 0 && deck_.data.validation.empty()) {
     problem("run.evaluate_every = {} needs data.validation", deck_.run.evaluate_every);
@@ -160,6 +174,8 @@ void Resolver::rest() {
 
 }  // namespace
 
-void resolve_deck(Deck& deck, int ranks) { Resolver(deck, ranks).run(); }
+void resolve_deck(Deck& deck, int ranks) {
+  Resolver(deck, ranks).run();
+}
 
 }  // namespace octet

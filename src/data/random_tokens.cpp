@@ -10,9 +10,10 @@
 
 namespace octet {
 
-void write_random_tokens(const std::string& path, std::int64_t tokens, std::int64_t vocabulary, std::uint64_t seed, bool overwrite,
-                         const std::string& command_line) {
-  if (!overwrite && std::filesystem::exists(path)) fail(ErrorKind::kUsage, "{} exists; --overwrite replaces it", path);
+void write_random_tokens(const std::string& path, std::int64_t tokens, std::int64_t vocabulary,
+                         std::uint64_t seed, bool overwrite, const std::string& command_line) {
+  if (!overwrite && std::filesystem::exists(path))
+    fail(ErrorKind::kUsage, "{} exists; --overwrite replaces it", path);
   TokenFileInfo info;
   info.vocabulary = vocabulary;
   info.token_bytes = 0;  // the narrowest that holds the vocabulary

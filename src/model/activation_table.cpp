@@ -4,7 +4,8 @@
 
 namespace octet {
 
-int ActivationTable::add(std::string name, DType dtype, std::int64_t rows, std::int64_t cols, Lifetime lifetime) {
+int ActivationTable::add(std::string name, DType dtype, std::int64_t rows, std::int64_t cols,
+                         Lifetime lifetime) {
   rows_.push_back({std::move(name), dtype, rows, cols, lifetime});
   return static_cast<int>(rows_.size()) - 1;
 }
@@ -14,7 +15,8 @@ void ActivationTable::reserve(const std::vector<bool>& recomputed, Arena& saved,
     std::vector<Place> places;
     std::optional<Place> shared;
     for (const bool again : recomputed) {
-      const bool own = row.lifetime == Lifetime::kSaved || (row.lifetime == Lifetime::kRecomputable && !again);
+      const bool own =
+          row.lifetime == Lifetime::kSaved || (row.lifetime == Lifetime::kRecomputable && !again);
       if (own) {
         places.push_back({&saved, saved.reserve(row.dtype, row.rows, row.cols)});
       } else {

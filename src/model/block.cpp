@@ -7,12 +7,14 @@
 
 namespace octet {
 
-BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
+BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved,
+                       Arena& scratch)
     : context_(context), recomputed_(recomputed) {
   const ModelShape& shape = context.shape;
   const TensorAxis& tensor = context.tensor;
   heads_ = local_heads(shape, tensor.rank(), tensor.size());
-  attention_ = {heads_, context.batch, context.sequence, 1.0f / std::sqrt(static_cast<float>(shape.head_size))};
+  attention_ = {heads_, context.batch, context.sequence,
+                1.0f / std::sqrt(static_cast<float>(shape.head_size))};
 
   const std::int64_t t = context.tokens(), shard = tensor.shard(t), h = shape.hidden;
   const std::int64_t f = shape.mlp / tensor.size(), inner = shape.gated() ? 2 * f : f;
@@ -28,10 +30,12 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
   rows_.attention_rstd = keep("attention_norm.rstd", DType::kF32, 1, shard);
   rows_.attention_mean = layer_norm ? keep("attention_norm.mean", DType::kF32, 1, shard) : -1;
   rows_.unnormed = shape.qk_norm ? keep("qkv before norm", type, t, heads_.packed()) : -1;
-  rows_.head_rstd = shape.qk_norm ? keep("head_norm.rstd", DType::kF32, t, heads_.heads + heads_.kv_heads) : -1;
+  rows_.head_rstd =
+      shape.qk_norm ? keep("head_norm.rstd", DType::kF32, t, heads_.heads + heads_.kv_heads) : -1;
   rows_.qkv = keep("qkv", type, t, heads_.packed());
   rows_.out = keep("attention.out", type, t, heads_.query());
-  rows_.statistics = keep("attention.statistics", DType::kF32, context.batch * heads_.heads, context.sequence);
+  rows_.statistics =
+      keep("attention.statistics", DType::kF32, context.batch * heads_.heads, context.sequence);
   rows_.middle = keep("middle", type, shard, h);
   rows_.mlp_rstd = keep("mlp_norm.rstd", DType::kF32, 1, shard);
   rows_.mlp_mean = layer_norm ? keep("mlp_norm.mean", DType::kF32, 1, shard) : -1;
@@ -47,7 +51,9 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
   activations_.reserve(recomputed, saved, scratch);
 
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
-    const auto row = [&](const char* name) { return context.table.find(fmt::format("layers.{}.{}", layer, name)); };
+    const auto row = [&](const char* name) {
+      return context.table.find(fmt::format("layers.{}.{}", layer, name));
+    };
     const auto row_if = [&](bool present, const char* name) { return present ? row(name) : -1; };
     const bool biases = shape.biases(), qkv_bias = biases || shape.qkv_bias;
     Weights w{};
@@ -73,11 +79,12 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
   }
 }
 
-void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
-                              Tensor rstd, Tensor mean) {
+void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row,
+                              Tensor sum, Tensor rstd, Tensor mean) {
   const ModelShape& shape = context_.shape;
-  context_.ops.norm_forward(stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row),
-                                     weight(bias_row), sum, tensor(rows_.normed, 0), rstd, mean});
+  context_.ops.norm_forward(
+      stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row), weight(bias_row),
+               sum, tensor(rows_.normed, 0), rstd, mean});
 }
 
 void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in) {
@@ -94,49 +101,63 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
                tensor(rows_.attention_mean, slab));
   const Tensor qkv_bias = w.q_bias < 0 ? Tensor{} : parameters.parameter(w.q_bias, w.v_bias);
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
-  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole), .b = parameters.parameter(w.q, w.v),
-                      .transpose_b = true, .y = projected, .bias = qkv_bias});
+  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole),
+                      .b = parameters.parameter(w.q, w.v),
+                      .transpose_b = true,
+                      .y = projected,
+                      .bias = qkv_bias});
   if (w.q_norm >= 0) {
-    ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm), weight(w.k_norm), qkv,
-                          tensor(rows_.head_rstd, slab));
+    ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm),
+                          weight(w.k_norm), qkv, tensor(rows_.head_rstd, slab));
   }
   if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
   ops.attention_forward(stream, attention_, qkv, out, tensor(rows_.statistics, slab));
-  ops.matmul(stream, {.a = out, .b = weight(w.o), .transpose_b = true, .y = partial, .bias = once(weight(w.o_bias))});
+  ops.matmul(stream,
+             {.a = out, .b = weight(w.o), .transpose_b = true, .y = partial, .bias = once(weight(w.o_bias))});
 
   const Tensor attended = axis.reduce(stream, partial, delta);
   norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
                tensor(rows_.mlp_mean, slab));
-  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole), .b = parameters.parameter(w.gate, w.up),
-                      .transpose_b = true, .y = inner, .bias = weight(w.up_bias)});
+  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole),
+                      .b = parameters.parameter(w.gate, w.up),
+                      .transpose_b = true,
+                      .y = inner,
+                      .bias = weight(w.up_bias)});
 }
 
 ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
   run_to_inner(stream, layer, slab, in);
   Ops& ops = context_.ops;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  const Tensor inner = tensor(rows_.inner, slab), activation = activated(), partial = tensor(rows_.partial, 0);
+  const Tensor inner = tensor(rows_.inner, slab), activation = activated(),
+               partial = tensor(rows_.partial, 0);
   if (context_.shape.gated()) {
     ops.swiglu_forward(stream, inner, activation);
   } else {
     ops.gelu_forward(stream, inner, activation);
   }
-  ops.matmul(stream,
-             {.a = activation, .b = weight(w.down), .transpose_b = true, .y = partial, .bias = once(weight(w.down_bias))});
+  ops.matmul(stream, {.a = activation,
+                      .b = weight(w.down),
+                      .transpose_b = true,
+                      .y = partial,
+                      .bias = once(weight(w.down_bias))});
   return {tensor(rows_.middle, slab), context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0))};
 }
 
-void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
-                                 int last_bias) {
+void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last,
+                                 int first_bias, int last_bias) {
   const bool accumulate = context_.parameters.accumulates(bucket);
-  context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = context_.parameters.gradient(first, last),
+  context_.ops.matmul(stream, {.a = dy,
+                               .b = x,
+                               .transpose_a = true,
+                               .y = context_.parameters.gradient(first, last),
                                .accumulate = accumulate});
   if (first_bias < 0) return;
   context_.ops.bias_backward(stream, dy, context_.parameters.gradient(first_bias, last_bias), accumulate);
 }
 
-void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd,
-                               Tensor mean, Tensor dy, Tensor dx) {
+void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row,
+                               Tensor rstd, Tensor mean, Tensor dy, Tensor dx) {
   NormBackward args;
   args.kind = context_.shape.norm();
   args.x = x;
@@ -169,9 +190,10 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int layer, Tenso
   weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
   ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = normed_whole});
   const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
-  norm_backward(stream, w.bucket, tensor(rows_.middle, layer), w.mlp_norm, w.mlp_norm_bias, tensor(rows_.mlp_rstd, layer),
-                tensor(rows_.mlp_mean, layer), dnormed, dx);
-  weight_gradient(stream, w.bucket, inner, axis.gather(stream, dnormed, normed_whole), w.gate, w.up, w.up_bias, w.up_bias);
+  norm_backward(stream, w.bucket, tensor(rows_.middle, layer), w.mlp_norm, w.mlp_norm_bias,
+                tensor(rows_.mlp_rstd, layer), tensor(rows_.mlp_mean, layer), dnormed, dx);
+  weight_gradient(stream, w.bucket, inner, axis.gather(stream, dnormed, normed_whole), w.gate, w.up,
+                  w.up_bias, w.up_bias);
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer, Tensor dx) {
@@ -188,20 +210,22 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer,
   ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, layer), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
-    ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, layer), tensor(rows_.head_rstd, layer), weight(w.q_norm),
-                           weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
+    ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, layer), tensor(rows_.head_rstd, layer),
+                           weight(w.q_norm), weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
                            context_.parameters.accumulates(w.bucket));
   }
   ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = normed_whole});
   const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
   norm_backward(stream, w.bucket, tensor(rows_.x, layer), w.attention_norm, w.attention_norm_bias,
                 tensor(rows_.attention_rstd, layer), tensor(rows_.attention_mean, layer), dnormed, dx);
-  weight_gradient(stream, w.bucket, dqkv, axis.gather(stream, dnormed, normed_whole), w.q, w.v, w.q_bias, w.v_bias);
+  weight_gradient(stream, w.bucket, dqkv, axis.gather(stream, dnormed, normed_whole), w.q, w.v, w.q_bias,
+                  w.v_bias);
 }
 
 void BlockStack::backward(Stream& stream, int layer, Tensor dx) {
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  if (recomputed_[static_cast<std::size_t>(layer)]) run_to_inner(stream, layer, layer, {tensor(rows_.x, layer), {}});
+  if (recomputed_[static_cast<std::size_t>(layer)])
+    run_to_inner(stream, layer, layer, {tensor(rows_.x, layer), {}});
   mlp_backward(stream, w, layer, dx);
   attention_backward(stream, w, layer, dx);
 }

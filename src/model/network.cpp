@@ -4,8 +4,8 @@
 
 namespace octet {
 
-Network::Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved,
-                 Arena& scratch)
+Network::Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed,
+                 Arena& saved, Arena& scratch)
     : context_(context), blocks_(context, recomputed, saved, scratch), scratch_(scratch) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;
@@ -16,7 +16,8 @@ Network::Network(const LayerContext& context, std::int64_t logits_bytes, const s
   norm_ = table.find("norm.weight");
   if (shape.biases()) norm_bias_ = table.find("norm.bias");
   const ParameterRow& head = table.rows()[static_cast<std::size_t>(head_)];
-  const LocalParameter local = local_part(head, shape, tensor.rank(), tensor.size(), tensor.sequence_parallel());
+  const LocalParameter local =
+      local_part(head, shape, tensor.rank(), tensor.size(), tensor.sequence_parallel());
   first_id_ = local.box.row;
   valid_ = local.box.rows;
 
@@ -26,13 +27,17 @@ Network::Network(const LayerContext& context, std::int64_t logits_bytes, const s
   if (piece_ > 128) piece_ -= piece_ % 128;
   last_ = edges_.add("last stream", type, shard, h, Lifetime::kSaved);
   last_rstd_ = edges_.add("norm.rstd", DType::kF32, 1, shard, Lifetime::kSaved);
-  last_mean_ = shape.norm() == NormKind::kLayer ? edges_.add("norm.mean", DType::kF32, 1, shard, Lifetime::kSaved) : -1;
+  last_mean_ = shape.norm() == NormKind::kLayer
+                   ? edges_.add("norm.mean", DType::kF32, 1, shard, Lifetime::kSaved)
+                   : -1;
   normed_whole_ = edges_.add("last normed, all tokens", type, t, h, Lifetime::kScratch);
-  normed_ = tensor.sequence_parallel() ? edges_.add("last normed", type, shard, h, Lifetime::kScratch) : normed_whole_;
+  normed_ = tensor.sequence_parallel() ? edges_.add("last normed", type, shard, h, Lifetime::kScratch)
+                                       : normed_whole_;
   gradient_ = edges_.add("stream gradient", type, shard, h, Lifetime::kScratch);
   logits_ = edges_.add("logits", type, piece_, local.rows, Lifetime::kScratch);
   partial_ = edges_.add("loss parts", DType::kF32, piece_, 3, Lifetime::kScratch);
-  partials_ = edges_.add("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3, Lifetime::kScratch);
+  partials_ =
+      edges_.add("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3, Lifetime::kScratch);
   edges_.reserve({false}, saved, scratch);
   if (shape.rotary()) {
     rope_table_ = scratch.reserve(DType::kF32, context.sequence, shape.head_size);
@@ -64,8 +69,8 @@ void Network::prepare(Device& device, Stream& stream) {
 Workload Network::workload() const {
   const ModelShape& shape = context_.shape;
   const std::int64_t inner = shape.mlp * (shape.gated() ? 2 : 1);
-  return {context_.compute, context_.tokens(), std::max({inner, shape.hidden, blocks_.attention().layout.packed()}),
-          blocks_.attention()};
+  return {context_.compute, context_.tokens(),
+          std::max({inner, shape.hidden, blocks_.attention().layout.packed()}), blocks_.attention()};
 }
 
 void Network::embed(Stream& stream, const DeviceBatch& batch) {
@@ -75,7 +80,8 @@ void Network::embed(Stream& stream, const DeviceBatch& batch) {
   // With tensor parallelism every rank adds the rows it holds; one of them adds the positions.
   const bool with_positions = positions_ >= 0 && tensor.rank() == 0;
   const Tensor out = tensor.sequence_parallel() ? edges_.tensor(normed_whole_, 0) : blocks_.input();
-  context_.ops.embedding_forward(stream, batch.ids, parameters.parameter(embedding_), first_id_, batch.positions,
+  context_.ops.embedding_forward(stream, batch.ids, parameters.parameter(embedding_), first_id_,
+                                 batch.positions,
                                  with_positions ? parameters.parameter(positions_) : Tensor{}, out);
   tensor.reduce(stream, out, blocks_.input());
 }
@@ -106,9 +112,10 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   }
   const auto optional = [&](int row) { return row < 0 ? Tensor{} : parameters.parameter(row); };
   const auto mean = last_mean_ < 0 ? Tensor{} : edges_.tensor(last_mean_, 0);
-  const Tensor last = edges_.tensor(last_, 0), rstd = edges_.tensor(last_rstd_, 0), normed = edges_.tensor(normed_, 0);
-  ops.norm_forward(stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, parameters.parameter(norm_),
-                            optional(norm_bias_), last, normed, rstd, mean});
+  const Tensor last = edges_.tensor(last_, 0), rstd = edges_.tensor(last_rstd_, 0),
+               normed = edges_.tensor(normed_, 0);
+  ops.norm_forward(stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta,
+                            parameters.parameter(norm_), optional(norm_bias_), last, normed, rstd, mean});
   const Tensor whole = tensor.gather(stream, normed, edges_.tensor(normed_whole_, 0));
 
   const Tensor weight = parameters.parameter(head_);
@@ -125,7 +132,10 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
         tensor.gather_all(stream, partial, edges_.tensor(partials_, 0).row_range(0, count * tensor.size()));
     ops.cross_entropy_finish(stream, logits, first_id_, valid_, targets, partials, share, gradient, scalars);
     if (!gradient) continue;
-    ops.matmul(stream, {.a = logits, .b = rows, .transpose_a = true, .y = parameters.gradient(head_),
+    ops.matmul(stream, {.a = logits,
+                        .b = rows,
+                        .transpose_a = true,
+                        .y = parameters.gradient(head_),
                         .accumulate = accumulate});
     accumulate = true;
     // The normed rows have served: their gradient takes their place.
@@ -157,7 +167,8 @@ void Network::embed_backward(Stream& stream, const DeviceBatch& batch) {
   Ops& ops = context_.ops;
   if (!context_.shape.tied) parameters.begin_backward(stream, 0, false);
   const bool accumulate = parameters.accumulates(0);
-  const Tensor dx = context_.tensor.gather(stream, edges_.tensor(gradient_, 0), edges_.tensor(normed_whole_, 0));
+  const Tensor dx =
+      context_.tensor.gather(stream, edges_.tensor(gradient_, 0), edges_.tensor(normed_whole_, 0));
   const Tensor dtable = parameters.gradient(embedding_);
   if (!context_.shape.tied && !accumulate) ops.fill(stream, dtable, 0.0f);
   ops.embedding_backward(stream, batch.ids, batch.order, dx, first_id_, dtable);

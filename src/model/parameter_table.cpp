@@ -18,11 +18,13 @@ class TableWriter {
 
   void bucket(int number) { bucket_ = number; }
 
-  void matrix(std::string name, std::int64_t rows, std::int64_t cols, Split split, float deviation, bool follows = false) {
+  void matrix(std::string name, std::int64_t rows, std::int64_t cols, Split split, float deviation,
+              bool follows = false) {
     const GradientPart part = split == Split::kKeyHeads ? GradientPart::kHeads : GradientPart::kComplete;
     rows_.push_back({std::move(name), rows, cols, split, part, bucket_, true, follows, deviation, 0.0f});
   }
-  void vector(std::string name, std::int64_t size, Split split, GradientPart part, float constant, bool follows = false) {
+  void vector(std::string name, std::int64_t size, Split split, GradientPart part, float constant,
+              bool follows = false) {
     rows_.push_back({std::move(name), 1, size, split, part, bucket_, false, follows, 0.0f, constant});
   }
   void norm(const std::string& name) {
@@ -86,12 +88,14 @@ ParameterTable::ParameterTable(const ModelShape& shape) {
   }
   buckets_ = static_cast<int>(shape.layers) + 2;
   writer.bucket(buckets_ - 1);
-  if (!shape.tied) writer.matrix("head.weight", shape.vocabulary, shape.hidden, Split::kVocabulary, head_deviation);
+  if (!shape.tied)
+    writer.matrix("head.weight", shape.vocabulary, shape.hidden, Split::kVocabulary, head_deviation);
   writer.norm("norm");
 }
 
 int ParameterTable::find(const std::string& name) const {
-  const auto at = std::find_if(rows_.begin(), rows_.end(), [&](const ParameterRow& row) { return row.name == name; });
+  const auto at =
+      std::find_if(rows_.begin(), rows_.end(), [&](const ParameterRow& row) { return row.name == name; });
   OCTET_ASSERT(at != rows_.end());
   return static_cast<int>(at - rows_.begin());
 }
@@ -124,7 +128,9 @@ LocalParameter local_part(const ParameterRow& row, const ModelShape& shape, int 
   // A vector's only extent is its columns.
   const bool by_cols = row.split == Split::kCols || row.rows == 1;
   switch (row.split) {
-    case Split::kNone: replicate(); break;
+    case Split::kNone:
+      replicate();
+      break;
     case Split::kKeyHeads:
       if (shape.kv_heads % tensor_size != 0) {
         replicate();

@@ -11,12 +11,14 @@ namespace {
 /// Elements to which parameters and slices are aligned: 128 bytes of bfloat16.
 constexpr std::int64_t kAlignment = 64;
 
-std::int64_t align(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
+std::int64_t align(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
+}
 
 }  // namespace
 
-BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
-                           bool sequence_parallel, int slices)
+BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank,
+                           int tensor_size, bool sequence_parallel, int slices)
     : table_(table), buckets_(static_cast<std::size_t>(table.buckets())) {
   for (int row = 0; row < static_cast<int>(table.rows().size()); ++row) {
     const ParameterRow& parameter = table.rows()[static_cast<std::size_t>(row)];
@@ -47,7 +49,8 @@ std::vector<Region> BucketLayout::regions(int number, std::int64_t begin, std::i
                         entry.local.partial};
     if (region.begin >= region.end) continue;
     const bool joins = !result.empty() && result.back().decay == region.decay &&
-                       result.back().replicated == region.replicated && result.back().partial == region.partial;
+                       result.back().replicated == region.replicated &&
+                       result.back().partial == region.partial;
     if (joins) {
       result.back().end = region.end;
     } else {

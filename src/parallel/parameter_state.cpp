@@ -9,11 +9,12 @@ void ParameterStore::initialise(Stream& stream, std::uint64_t seed) {
     const auto [begin, end] = optimizer_range(bucket);
     for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {
       const ParameterRow& row = layout_.table().rows()[static_cast<std::size_t>(placed.row)];
-      const Tensor values =
-          state(bucket).master.range(placed.offset - begin, placed.box.size()).reshape(placed.box.rows, placed.box.cols);
+      const Tensor values = state(bucket)
+                                .master.range(placed.offset - begin, placed.box.size())
+                                .reshape(placed.box.rows, placed.box.cols);
       if (row.deviation > 0.0f) {
-        ops_.fill_normal(stream, values, row.deviation, key_of(seed, row.name), placed.box.row * row.cols + placed.box.col,
-                         row.cols);
+        ops_.fill_normal(stream, values, row.deviation, key_of(seed, row.name),
+                         placed.box.row * row.cols + placed.box.col, row.cols);
       } else {
         ops_.fill(stream, values, row.constant);
       }
@@ -32,17 +33,24 @@ std::vector<ParameterStore::StateBox> ParameterStore::state_boxes(bool saving) c
       if (saving && placed.replicated && ranks_.tensor.rank() != 0) continue;
       const ParameterRow& row = layout_.table().rows()[static_cast<std::size_t>(placed.row)];
       const std::int64_t at = placed.offset - base, size = placed.box.size();
-      result.push_back({"parameters/" + row.name, row.rows, row.cols, placed.box, own.master.range(at, size)});
-      result.push_back({"first_moment/" + row.name, row.rows, row.cols, placed.box, own.first_moment.range(at, size)});
-      result.push_back({"second_moment/" + row.name, row.rows, row.cols, placed.box, own.second_moment.range(at, size)});
+      result.push_back(
+          {"parameters/" + row.name, row.rows, row.cols, placed.box, own.master.range(at, size)});
+      result.push_back(
+          {"first_moment/" + row.name, row.rows, row.cols, placed.box, own.first_moment.range(at, size)});
+      result.push_back(
+          {"second_moment/" + row.name, row.rows, row.cols, placed.box, own.second_moment.range(at, size)});
     }
   }
   return result;
 }
 
-std::vector<ParameterStore::StateBox> ParameterStore::saved_boxes() const { return state_boxes(true); }
+std::vector<ParameterStore::StateBox> ParameterStore::saved_boxes() const {
+  return state_boxes(true);
+}
 
-std::vector<ParameterStore::StateBox> ParameterStore::held_boxes() const { return state_boxes(false); }
+std::vector<ParameterStore::StateBox> ParameterStore::held_boxes() const {
+  return state_boxes(false);
+}
 
 std::vector<ParameterStore::StateBox> ParameterStore::gradient_boxes() const {
   std::vector<StateBox> result;

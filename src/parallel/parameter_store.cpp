@@ -4,8 +4,8 @@
 
 namespace octet {
 
-ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
-                               int micro_batches, StoreRanks ranks, StreamTimer& timer)
+ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage,
+                               DType compute, int micro_batches, StoreRanks ranks, StreamTimer& timer)
     : device_(device),
       ops_(ops),
       layout_(layout),
@@ -21,8 +21,9 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
   reserve(compute);
 }
 
-/// Staging buffers and slots: blocks take turns in two, so that one is on the wire while the other is at work; embeddings and an untied
-/// head, the largest buckets and never open at once, share a third. A tied embedding has it alone: it is open from the embedding to the end.
+/// Staging buffers and slots: blocks take turns in two, so that one is on the wire while the other is at
+/// work; embeddings and an untied head, the largest buckets and never open at once, share a third. A tied
+/// embedding has it alone: it is open from the embedding to the end.
 int ParameterStore::place_of(int bucket) const {
   const int last = static_cast<int>(layout_.buckets().size()) - 1;
   const bool untied_head = bucket == last && layout_.bucket(last).size * 4 > layout_.bucket(1).size;
@@ -54,7 +55,8 @@ void ParameterStore::reserve(DType compute) {
   }
   if (slotted()) {
     for (const std::int64_t size : place_size) {
-      slots_.push_back({parameters_.reserve(compute, 1, size), -1, device_.make_event(), device_.make_event()});
+      slots_.push_back(
+          {parameters_.reserve(compute, 1, size), -1, device_.make_event(), device_.make_event()});
     }
   }
   if (staged()) {
@@ -90,7 +92,9 @@ void ParameterStore::reserve(DType compute) {
 }
 
 std::vector<std::pair<std::string, std::int64_t>> ParameterStore::memory() const {
-  return {{"parameters", parameters_.bytes()}, {"gradients", gradients_.bytes()}, {"optimizer state", optimizer_.bytes()}};
+  return {{"parameters", parameters_.bytes()},
+          {"gradients", gradients_.bytes()},
+          {"optimizer state", optimizer_.bytes()}};
 }
 
 std::pair<std::int64_t, std::int64_t> ParameterStore::owned_range(int bucket) const {
@@ -121,13 +125,21 @@ Tensor ParameterStore::view(Tensor flat, int first, int last) const {
   return flat.range(begin.offset, rows * cols).reshape(rows, cols);
 }
 
-Tensor ParameterStore::parameter(int first, int last) { return view(state(layout_.bucket_of(first)).parameters, first, last); }
+Tensor ParameterStore::parameter(int first, int last) {
+  return view(state(layout_.bucket_of(first)).parameters, first, last);
+}
 
-Tensor ParameterStore::gradient(int first, int last) { return view(state(layout_.bucket_of(first)).gradients, first, last); }
+Tensor ParameterStore::gradient(int first, int last) {
+  return view(state(layout_.bucket_of(first)).gradients, first, last);
+}
 
-bool ParameterStore::accumulates(int) const { return !staged() && micro_batch_ > 0; }
+bool ParameterStore::accumulates(int) const {
+  return !staged() && micro_batch_ > 0;
+}
 
-void ParameterStore::begin_forward(Stream& stream, int bucket) { use(stream, bucket, bucket + 1); }
+void ParameterStore::begin_forward(Stream& stream, int bucket) {
+  use(stream, bucket, bucket + 1);
+}
 
 void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads) {
   if (reads) use(stream, bucket, bucket - 1);
@@ -232,11 +244,12 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
     const Tensor gradient = reduced_gradient(bucket);
     for (const Region& region : layout_.regions(bucket, begin, end)) {
       const std::int64_t at = region.begin - begin, size = region.size();
-      ops_.adamw(stream,
-                 {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
-                  gradient.range(at, size), slotted() ? Tensor{} : own.parameters.range(region.begin, size), settings.beta1,
-                  settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
-                 scalars);
+      ops_.adamw(
+          stream,
+          {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
+           gradient.range(at, size), slotted() ? Tensor{} : own.parameters.range(region.begin, size),
+           settings.beta1, settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
+          scalars);
     }
     gather(stream, bucket);
   }
@@ -252,7 +265,8 @@ void ParameterStore::gather(Stream& stream, int bucket) {
   ready_->record(stream);
   ready_->block(*gather_stream_);
   const auto [begin, end] = owned_range(bucket);
-  ranks_.data_parameters.all_gather(*gather_stream_, own.parameters.range(begin, end - begin), own.parameters);
+  ranks_.data_parameters.all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
+                                    own.parameters);
   own.gathered->record(*gather_stream_);
 }
 

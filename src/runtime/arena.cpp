@@ -14,7 +14,9 @@ int Arena::reserve(DType dtype, std::int64_t rows, std::int64_t cols) {
   return static_cast<int>(slots_.size()) - 1;
 }
 
-void Arena::commit(Device& device) { memory_ = device.allocate(bytes_ > 0 ? bytes_ : kAlignment, purpose_); }
+void Arena::commit(Device& device) {
+  memory_ = device.allocate(bytes_ > 0 ? bytes_ : kAlignment, purpose_);
+}
 
 Tensor Arena::tensor(int handle) const {
   OCTET_ASSERT(memory_ != nullptr);

@@ -13,7 +13,9 @@ int choose_gpu(int visible, int local_rank, int local_size, bool share, const st
   if (visible == 1) return 0;
   if (visible >= local_size) return local_rank;
   if (share && visible > 0) return local_rank % visible;
-  fail(ErrorKind::kUsage, "{} ranks, {} GPUs on host {}: start at most {} ranks there, or set run.share_gpus = true (slow, for tests)",
+  fail(ErrorKind::kUsage,
+       "{} ranks, {} GPUs on host {}: start at most {} ranks there, or set run.share_gpus = true (slow, for "
+       "tests)",
        local_size, visible, host, visible);
 }
 
@@ -25,25 +27,30 @@ DeviceChoice open_device(const World& world, const Deck::Run& run) {
   DeviceChoice choice;
   world.together([&] {
     if (run.device == "cuda" && visible == 0) {
-      fail(ErrorKind::kUsage, "run.device = cuda, but no CUDA device is visible on host {} ({})", world.host(), cuda_versions());
+      fail(ErrorKind::kUsage, "run.device = cuda, but no CUDA device is visible on host {} ({})",
+           world.host(), cuda_versions());
     }
     if (fewest == 0 && most > 0) {
-      fail(ErrorKind::kUsage, "some ranks see up to {} GPUs and others none; host {} shows {}. Set run.device = cpu or mend the job", most,
-           world.host(), visible);
+      fail(ErrorKind::kUsage,
+           "some ranks see up to {} GPUs and others none; host {} shows {}. Set run.device = cpu or mend the "
+           "job",
+           most, world.host(), visible);
     }
     choice.device = most == 0 ? make_cpu_device()
-                              : make_cuda_device(choose_gpu(visible, world.local_rank(), world.local_size(), run.share_gpus,
-                                                            world.host()));
+                              : make_cuda_device(choose_gpu(visible, world.local_rank(), world.local_size(),
+                                                            run.share_gpus, world.host()));
   });
   if (choice.device->kind() == DeviceKind::kCpu) return choice;
   const std::string own = world.host() + " " + choice.device->identity();
   std::map<std::string, std::vector<int>> holders;
   const std::vector<std::string> all = world.gather(own);
-  for (int rank = 0; rank < world.size(); ++rank) holders[all[static_cast<std::size_t>(rank)]].push_back(rank);
+  for (int rank = 0; rank < world.size(); ++rank)
+    holders[all[static_cast<std::size_t>(rank)]].push_back(rank);
   for (const auto& [gpu, ranks] : holders) {
     if (ranks.size() < 2) continue;
     if (!run.share_gpus) {
-      fail(ErrorKind::kUsage, "ranks {} share one GPU ({}): give each its own, or set run.share_gpus = true (slow, for tests)",
+      fail(ErrorKind::kUsage,
+           "ranks {} share one GPU ({}): give each its own, or set run.share_gpus = true (slow, for tests)",
            fmt::join(ranks, ", "), gpu);
     }
     choice.shared = true;
@@ -61,7 +68,8 @@ int cpu_threads(const World& world) {
   cpu_set_t united = cores;
   std::vector<unsigned char> bytes(sizeof united);
   std::copy_n(reinterpret_cast<const unsigned char*>(&united), sizeof united, bytes.begin());
-  MPI_Allreduce(MPI_IN_PLACE, bytes.data(), static_cast<int>(bytes.size()), MPI_UNSIGNED_CHAR, MPI_BOR, world.node());
+  MPI_Allreduce(MPI_IN_PLACE, bytes.data(), static_cast<int>(bytes.size()), MPI_UNSIGNED_CHAR, MPI_BOR,
+                world.node());
   std::copy(bytes.begin(), bytes.end(), reinterpret_cast<unsigned char*>(&united));
   return std::max(1, std::min(least, CPU_COUNT(&united) / world.local_size()));
 }

@@ -13,7 +13,8 @@ int StreamTimer::restart(bool on) {
 void StreamTimer::begin(Stream& stream) {
   if (!on_) return;
   Sum& sum = present();
-  if (sum.used == sum.marks.size()) sum.marks.emplace_back(device_.make_event(true), device_.make_event(true));
+  if (sum.used == sum.marks.size())
+    sum.marks.emplace_back(device_.make_event(true), device_.make_event(true));
   sum.marks[sum.used].first->record(stream);
 }
 
@@ -27,7 +28,8 @@ double StreamTimer::milliseconds(int number) const {
   const Sum& sum = sums_[static_cast<std::size_t>(number) % sums_.size()];
   OCTET_ASSERT(sum.number == number);
   double total = 0.0;
-  for (std::size_t i = 0; i < sum.used; ++i) total += sum.marks[i].second->milliseconds_since(*sum.marks[i].first);
+  for (std::size_t i = 0; i < sum.used; ++i)
+    total += sum.marks[i].second->milliseconds_since(*sum.marks[i].first);
   return total;
 }
 

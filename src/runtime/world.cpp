@@ -23,8 +23,8 @@ std::string broadcast_text(MPI_Comm ranks, std::string text, int root) {
 }  // namespace
 
 World::World() {
-  // Ranks that outnumber the cores must give way while they wait: without this a small all-reduce of eight ranks
-  // on two cores takes 26 ms under srun instead of 21 µs.
+  // Ranks that outnumber the cores must give way while they wait: without this a small all-reduce of eight
+  // ranks on two cores takes 26 ms under srun instead of 21 µs.
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
   int initialised = 0, provided = 0;
   MPI_Initialized(&initialised);
@@ -33,7 +33,9 @@ World::World() {
   open(MPI_COMM_WORLD);
 }
 
-World::World(MPI_Comm ranks) { open(ranks); }
+World::World(MPI_Comm ranks) {
+  open(ranks);
+}
 
 void World::open(MPI_Comm ranks) {
   MPI_Comm_dup(ranks, &ranks_);

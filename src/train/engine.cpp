@@ -10,17 +10,21 @@ namespace octet {
 
 namespace {
 
-constexpr std::int64_t kSummedBytes = 3 * sizeof(double);  ///< loss, tokens, gradient_square: the head of StepScalars
+constexpr std::int64_t kSummedBytes =
+    3 * sizeof(double);  ///< loss, tokens, gradient_square: the head of StepScalars
 static_assert(offsetof(StepScalars, gradient_square) == 2 * sizeof(double));
 
 GridPoint grid_sizes(const Deck::Parallel& parallel) {
-  return {static_cast<int>(parallel.tensor), static_cast<int>(parallel.context), static_cast<int>(parallel.data),
-          static_cast<int>(parallel.pipeline)};
+  return {static_cast<int>(parallel.tensor), static_cast<int>(parallel.context),
+          static_cast<int>(parallel.data), static_cast<int>(parallel.pipeline)};
 }
 
-DType compute_type(const Deck& deck) { return deck.precision.compute == "bf16" ? DType::kBF16 : DType::kF32; }
+DType compute_type(const Deck& deck) {
+  return deck.precision.compute == "bf16" ? DType::kBF16 : DType::kF32;
+}
 
-std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, const char* name) {
+std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared,
+                                                const char* name) {
   if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
   int size = 1;
   MPI_Comm_size(ranks, &size);
@@ -43,15 +47,18 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       data_parameters_(make_communicator(grid_.data(), device, shared, "data (parameters)")),
       everyone_(make_communicator(world.ranks(), device, shared, "world")),
       stream_(device.make_stream()),
-      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world)) : make_cuda_ops(device, deck.run.deterministic)),
+      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
+                                             : make_cuda_ops(device, deck.run.deterministic)),
       timer_(device),
       axis_(*tensor_, deck.parallel.sequence, timer_),
-      layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), data_gradients_->size()) {
+      layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(),
+              data_gradients_->size()) {
   const BatchCut cut = this->cut();
   const DType compute = compute_type(deck_);
-  store_ = std::make_unique<ParameterStore>(device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-                                            static_cast<int>(cut.micro_batches()),
-                                            StoreRanks{*data_gradients_, *data_parameters_, *tensor_}, timer_);
+  store_ = std::make_unique<ParameterStore>(
+      device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
+      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *tensor_},
+      timer_);
   const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.sequence};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
@@ -81,17 +88,20 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
 Engine::~Engine() = default;
 
 BatchCut Engine::cut() const {
-  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, grid_.place().data, grid_.sizes().data};
+  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, grid_.place().data,
+          grid_.sizes().data};
 }
 
 std::string Engine::layout() const {
-  return fmt::format("{}{}, ZeRO {}, micro-batch {}", grid_.describe(), axis_.sequence_parallel() ? " with sequence" : "",
-                     deck_.parallel.zero, deck_.batch.micro);
+  return fmt::format("{}{}, ZeRO {}, micro-batch {}", grid_.describe(),
+                     axis_.sequence_parallel() ? " with sequence" : "", deck_.parallel.zero,
+                     deck_.batch.micro);
 }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::memory() const {
   auto classes = store_->memory();
-  for (const Arena* arena : {&saved_, &scratch_, &small_}) classes.emplace_back(arena->purpose(), arena->bytes());
+  for (const Arena* arena : {&saved_, &scratch_, &small_})
+    classes.emplace_back(arena->purpose(), arena->bytes());
   classes.emplace_back("operators", ops_->workspace_bytes());
   return classes;
 }
@@ -110,7 +120,9 @@ void Engine::restored(std::int64_t updates) {
   restart_clock();
 }
 
-void Engine::restart_clock() { slot(queued_ + 2).end->record(*stream_); }
+void Engine::restart_clock() {
+  slot(queued_ + 2).end->record(*stream_);
+}
 
 DeviceBatch Engine::upload(const MicroBatch& batch) {
   const Tensor packed = small_.tensor(packed_);
@@ -137,9 +149,12 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   timer_.begin(*stream_);
   everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);
   timer_.end(*stream_);
-  ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1, beta2);
-  store_->update(*stream_,
-                 {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)}, scalars);
+  ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1,
+                    beta2);
+  store_->update(
+      *stream_,
+      {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)},
+      scalars);
   device_.copy(*stream_, own.scalars->data(), scalars, sizeof(StepScalars));
   own.end->record(*stream_);
 }
@@ -178,7 +193,8 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
       own.push_back(sample < count ? sample : -1);  // past the end: a sample without targets
     }
     fill_micro_batch(file, cut.sequence, own, static_cast<std::int32_t*>(packed->data()));
-    network_->evaluate(*stream_, upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}), scalars);
+    network_->evaluate(*stream_, upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}),
+                       scalars);
     stream_->synchronize();  // the batch memory is used again
   }
   everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);

@@ -15,7 +15,9 @@ using Json = nlohmann::ordered_json;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 /// JSON has no NaN: a loss without tokens is null.
-Json number_or_null(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+Json number_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
 
 std::string loss_text(const StepResult& result) {
   return result.tokens > 0 ? fmt::format("{:.4f}", result.loss) : std::string("no tokens");
@@ -32,20 +34,23 @@ std::string duration_text(double seconds) {
 }
 
 std::string log_heading() {
-  return fmt::format("{:>13} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6} {:>13} {:>9} {:>8} {:>8} {:>7} {:>7}", "step", "loss",
-                     "grad_norm", "lr", "tokens", "tok/s/gpu", "tflops", "mfu", "mem GiB", "step_ms", "data_ms", "comm_ms",
-                     "skipped", "eta");
+  return fmt::format("{:>13} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7} {:>6} {:>13} {:>9} {:>8} {:>8} {:>7} {:>7}",
+                     "step", "loss", "grad_norm", "lr", "tokens", "tok/s/gpu", "tflops", "mfu", "mem GiB",
+                     "step_ms", "data_ms", "comm_ms", "skipped", "eta");
 }
 
 std::string log_text(const LogLine& line) {
   const std::string mfu = line.mfu >= 0 ? fmt::format("{:.1f}%", line.mfu * 100) : std::string("-");
-  const std::string memory = fmt::format("{:.1f} {:.0f}%", static_cast<double>(line.memory_used) / kGiB,
-                                         100.0 * static_cast<double>(line.memory_used) /
-                                             static_cast<double>(std::max<std::int64_t>(line.memory_total, 1)));
-  return fmt::format("{:>13} {:>9} {:>9.4f} {:>9.3e} {:>9.3e} {:>10.0f} {:>7.1f} {:>6} {:>13} {:>9.1f} {:>8.1f} {:>8.1f} {:>7} {:>7}",
-                     fmt::format("{}/{}", line.step, line.steps), loss_text(line.last), line.last.gradient_norm,
-                     line.last.learning_rate, static_cast<double>(line.tokens), line.tokens_per_second, line.tflops, mfu, memory,
-                     line.step_ms, line.data_ms, line.comm_ms, line.skipped, duration_text(line.eta_seconds));
+  const std::string memory =
+      fmt::format("{:.1f} {:.0f}%", static_cast<double>(line.memory_used) / kGiB,
+                  100.0 * static_cast<double>(line.memory_used) /
+                      static_cast<double>(std::max<std::int64_t>(line.memory_total, 1)));
+  return fmt::format(
+      "{:>13} {:>9} {:>9.4f} {:>9.3e} {:>9.3e} {:>10.0f} {:>7.1f} {:>6} {:>13} {:>9.1f} {:>8.1f} {:>8.1f} "
+      "{:>7} {:>7}",
+      fmt::format("{}/{}", line.step, line.steps), loss_text(line.last), line.last.gradient_norm,
+      line.last.learning_rate, static_cast<double>(line.tokens), line.tokens_per_second, line.tflops, mfu,
+      memory, line.step_ms, line.data_ms, line.comm_ms, line.skipped, duration_text(line.eta_seconds));
 }
 
 MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t resumed_step) : path_(path) {
@@ -86,12 +91,14 @@ void MetricsFile::write(const LogLine& line) {
 }
 
 void MetricsFile::write_evaluation(std::int64_t step, const Evaluation& evaluation) {
-  const Json object = {{"step", step}, {"validation_loss", number_or_null(evaluation.loss)}, {"validation_tokens", evaluation.tokens}};
+  const Json object = {{"step", step},
+                       {"validation_loss", number_or_null(evaluation.loss)},
+                       {"validation_tokens", evaluation.tokens}};
   append(object.dump() + "\n");
 }
 
-void write_status(const std::filesystem::path& directory, const std::string& state, const std::string& reason, std::int64_t step,
-                  bool resume) {
+void write_status(const std::filesystem::path& directory, const std::string& state, const std::string& reason,
+                  std::int64_t step, bool resume) {
   const Json object = {{"state", state}, {"reason", reason}, {"step", step}, {"resume", resume}};
   const std::filesystem::path path = directory / "STATUS.json", temporary = directory / "STATUS.json.tmp";
   std::ofstream(temporary) << object.dump(2) << "\n";

@@ -36,14 +36,16 @@ std::string memory_table(const Engine& engine, const Device& device) {
     text += fmt::format("    {:<18} {:>9.3f} GiB\n", name, static_cast<double>(bytes) / kGiB);
     total += bytes;
   }
-  return text + fmt::format("    {:<18} {:>9.3f} GiB of {:.1f} GiB", "planned in all", static_cast<double>(total) / kGiB,
+  return text + fmt::format("    {:<18} {:>9.3f} GiB of {:.1f} GiB", "planned in all",
+                            static_cast<double>(total) / kGiB,
                             static_cast<double>(device.memory_total()) / kGiB);
 }
 
 std::string flops_line(const Deck& deck, const Engine& engine, const Device& device) {
   const double flops = flops_per_token(engine.shape(), deck.batch.sequence);
   std::string text = fmt::format(
-      "  FLOPs      {:.4f} GFLOP/token = 6 · (parameters of matrix products) + 6 · layers · query width · sequence (causal, once)",
+      "  FLOPs      {:.4f} GFLOP/token = 6 · (parameters of matrix products) + 6 · layers · query width · "
+      "sequence (causal, once)",
       flops / 1e9);
   if (device.peak_flops() > 0) {
     text += fmt::format("\n  MFU        against {:.0f} TFLOP/s dense bf16 a GPU", device.peak_flops() / 1e12);
@@ -52,25 +54,32 @@ std::string flops_line(const Deck& deck, const Engine& engine, const Device& dev
 }
 
 std::string data_line(const char* label, const TokenFile& file, std::int64_t sequence) {
-  return fmt::format("  {:<10} {}: {} tokens, {} documents, {} samples of {}, tokenizer {}", label, file.path(), file.info().tokens,
-                     file.info().documents, samples_in(file, sequence), sequence, file.info().tokenizer);
+  return fmt::format("  {:<10} {}: {} tokens, {} documents, {} samples of {}, tokenizer {}", label,
+                     file.path(), file.info().tokens, file.info().documents, samples_in(file, sequence),
+                     sequence, file.info().tokenizer);
 }
 
 }  // namespace
 
 std::string startup_report(const World& world, const Deck& deck, const Engine& engine, const Device& device,
-                           const std::vector<std::string>& places, const TokenFile& train, const TokenFile* validation) {
+                           const std::vector<std::string>& places, const TokenFile& train,
+                           const TokenFile* validation) {
   const BatchCut cut = engine.cut();
   std::string text = fmt::format("octet {}\n", version());
-  text += fmt::format("  world      {} ranks on {} node{}, {}\n", world.size(), world.nodes(), world.nodes() == 1 ? "" : "s", device.name());
-  text += fmt::format("  grid       {} (rank, data, tensor)\n{}\n", engine.layout(), grid_picture(world, engine.grid(), places));
-  text += fmt::format("  model      {}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary {}{}; {:.3f} M parameters\n",
-                      deck.model.family, deck.model.layers, deck.model.hidden, deck.model.heads, deck.model.kv_heads, deck.model.head_size,
-                      deck.model.mlp, deck.model.vocabulary, deck.model.tied ? " (tied)" : "",
-                      static_cast<double>(engine.table().parameters()) / 1e6);
-  text += fmt::format("  precision  {} compute; float32 masters, moments, gradient sums and softmax\n", deck.precision.compute);
-  text += fmt::format("  batch      {} samples of {} tokens a step: micro-batch {} × {} × data {}\n", cut.global, cut.sequence, cut.micro,
-                      cut.micro_batches(), cut.data_size);
+  text += fmt::format("  world      {} ranks on {} node{}, {}\n", world.size(), world.nodes(),
+                      world.nodes() == 1 ? "" : "s", device.name());
+  text += fmt::format("  grid       {} (rank, data, tensor)\n{}\n", engine.layout(),
+                      grid_picture(world, engine.grid(), places));
+  text += fmt::format(
+      "  model      {}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary {}{}; {:.3f} "
+      "M parameters\n",
+      deck.model.family, deck.model.layers, deck.model.hidden, deck.model.heads, deck.model.kv_heads,
+      deck.model.head_size, deck.model.mlp, deck.model.vocabulary, deck.model.tied ? " (tied)" : "",
+      static_cast<double>(engine.table().parameters()) / 1e6);
+  text += fmt::format("  precision  {} compute; float32 masters, moments, gradient sums and softmax\n",
+                      deck.precision.compute);
+  text += fmt::format("  batch      {} samples of {} tokens a step: micro-batch {} × {} × data {}\n",
+                      cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";
   if (validation != nullptr) text += data_line("validation", *validation, cut.sequence) + "\n";
   text += "  documents  attend to one another where a sample crosses them\n";
@@ -84,10 +93,12 @@ std::vector<std::string> environment_lines() {
   std::vector<std::string> lines;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string line = *entry;
-    const bool watched = line.starts_with("NCCL_") || line.starts_with("OMPI_MCA_") || line.starts_with("CUDA_");
+    const bool watched =
+        line.starts_with("NCCL_") || line.starts_with("OMPI_MCA_") || line.starts_with("CUDA_");
     // What mpirun itself sets for its children is of no interest.
-    const bool internal = line.starts_with("OMPI_MCA_orte") || line.starts_with("OMPI_MCA_ess") || line.starts_with("OMPI_MCA_pmix") ||
-                          line.starts_with("OMPI_MCA_initial") || line.starts_with("OMPI_MCA_shmem") || line.starts_with("OMPI_MCA_plm");
+    const bool internal = line.starts_with("OMPI_MCA_orte") || line.starts_with("OMPI_MCA_ess") ||
+                          line.starts_with("OMPI_MCA_pmix") || line.starts_with("OMPI_MCA_initial") ||
+                          line.starts_with("OMPI_MCA_shmem") || line.starts_with("OMPI_MCA_plm");
     if (watched && !internal) lines.push_back(line);
   }
   std::sort(lines.begin(), lines.end());

@@ -16,7 +16,8 @@ std::filesystem::path checkpoint_directory(const Deck& deck) {
 }
 
 bool starts_with_any(const std::string& key, std::initializer_list<const char*> prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return key.starts_with(prefix); });
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const char* prefix) { return key.starts_with(prefix); });
 }
 
 enum class Change { kModel, kRun, kHarmless };
@@ -28,7 +29,8 @@ Change weight_of(const std::string& key, const Deck& deck) {
   if (key.starts_with("model.")) return Change::kModel;
   if (key == "run.steps") return deck.schedule.kind == "constant" ? Change::kHarmless : Change::kRun;
   if (key == "batch.micro" || key == "data.train") return Change::kHarmless;  // data are compared by content
-  if (starts_with_any(key, {"batch.", "optimizer.", "schedule.", "precision.", "run.seed"})) return Change::kRun;
+  if (starts_with_any(key, {"batch.", "optimizer.", "schedule.", "precision.", "run.seed"}))
+    return Change::kRun;
   return Change::kHarmless;
 }
 
@@ -56,7 +58,8 @@ std::optional<CheckpointInfo> find_checkpoint(const Deck& deck, std::vector<std:
   std::vector<std::string> skipped;
   auto found = newest_checkpoint(checkpoint_directory(deck), &skipped);
   for (const std::string& line : skipped) notes->push_back("skipped checkpoint " + line);
-  if (!found) notes->push_back(fmt::format("starting fresh: no checkpoint in {}", checkpoint_directory(deck).string()));
+  if (!found)
+    notes->push_back(fmt::format("starting fresh: no checkpoint in {}", checkpoint_directory(deck).string()));
   return found;
 }
 
@@ -69,41 +72,50 @@ void check_same_run(const CheckpointInfo& info, const Deck& deck, const std::str
     if (at == saved.end() || at->second == value) continue;
     const std::string line = fmt::format("  {:<28} {:<24} {}", key, at->second, value);
     switch (weight_of(key, deck)) {
-      case Change::kModel: model.push_back(line); break;
-      case Change::kRun: run.push_back(line); break;
+      case Change::kModel:
+        model.push_back(line);
+        break;
+      case Change::kRun:
+        run.push_back(line);
+        break;
       case Change::kHarmless:
         if (!key.starts_with("parallel.") && key != "batch.micro") {
-          notes->push_back(fmt::format("{}: checkpoint has {}, the deck's {} is used", key, at->second, value));
+          notes->push_back(
+              fmt::format("{}: checkpoint has {}, the deck's {} is used", key, at->second, value));
         }
         break;
     }
   }
   const std::string head = fmt::format("  {:<28} {:<24} {}", "key", "checkpoint", "deck");
   if (!model.empty()) {
-    fail(ErrorKind::kCheckpoint, "checkpoint {} is of another model:\n{}\n{}", info.path.string(), head, fmt::join(model, "\n"));
+    fail(ErrorKind::kCheckpoint, "checkpoint {} is of another model:\n{}\n{}", info.path.string(), head,
+         fmt::join(model, "\n"));
   }
   if (info.state.train_hash != train_hash) {
-    run.push_back(fmt::format("  {:<28} {:<24} {}", "data.train (content)", info.state.train_hash, train_hash));
+    run.push_back(
+        fmt::format("  {:<28} {:<24} {}", "data.train (content)", info.state.train_hash, train_hash));
   }
   if (run.empty()) return;
   if (!deck.checkpoint.allow_changes) {
     fail(ErrorKind::kCheckpoint,
-         "the deck alters the run that checkpoint {} belongs to:\n{}\n{}\nSet checkpoint.allow_changes = true to go on with the deck's values",
+         "the deck alters the run that checkpoint {} belongs to:\n{}\n{}\nSet checkpoint.allow_changes = "
+         "true to go on with the deck's values",
          info.path.string(), head, fmt::join(run, "\n"));
   }
   notes->push_back("checkpoint.allow_changes: the deck's values are used from here on:\n" + head + "\n" +
                    fmt::format("{}", fmt::join(run, "\n")));
 }
 
-void save_run(Engine& engine, const Deck& deck, const RunPosition& position, const std::string& train_hash, MPI_Comm ranks) {
+void save_run(Engine& engine, const Deck& deck, const RunPosition& position, const std::string& train_hash,
+              MPI_Comm ranks) {
   const auto boxes = engine.store().saved_boxes();
   const HostBoxes host(boxes);
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     engine.device().copy(engine.stream(), host.boxes[i].data, boxes[i].memory.data, boxes[i].memory.bytes());
   }
   engine.stream().synchronize();
-  const CheckpointState state{position.step, position.samples, position.tokens, position.updates,
-                              engine.layout(), version(), train_hash, deck_values(deck)};
+  const CheckpointState state{position.step,   position.samples, position.tokens, position.updates,
+                              engine.layout(), version(),        train_hash,      deck_values(deck)};
   save_checkpoint(checkpoint_directory(deck), state, host.boxes, deck.checkpoint.keep, ranks);
   engine.restart_clock();
 }

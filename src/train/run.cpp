@@ -34,21 +34,22 @@ struct RunData {
     check(*train, "data.train", deck);
     const std::int64_t samples = samples_in(*train, deck.batch.sequence);
     if (samples < deck.batch.global) {
-      fail(ErrorKind::kData, "data.train = {} has {} tokens, {} samples of {}; one step takes batch.global = {}", deck.data.train,
-           train->info().tokens, samples, deck.batch.sequence, deck.batch.global);
+      fail(ErrorKind::kData,
+           "data.train = {} has {} tokens, {} samples of {}; one step takes batch.global = {}",
+           deck.data.train, train->info().tokens, samples, deck.batch.sequence, deck.batch.global);
     }
     if (deck.data.validation.empty()) return;
     validation.emplace(deck.data.validation);
     check(*validation, "data.validation", deck);
     if (samples_in(*validation, deck.batch.sequence) < 1) {
-      fail(ErrorKind::kData, "data.validation = {} has {} tokens; a sample of batch.sequence = {} needs {}", deck.data.validation,
-           validation->info().tokens, deck.batch.sequence, deck.batch.sequence + 1);
+      fail(ErrorKind::kData, "data.validation = {} has {} tokens; a sample of batch.sequence = {} needs {}",
+           deck.data.validation, validation->info().tokens, deck.batch.sequence, deck.batch.sequence + 1);
     }
   }
   static void check(const TokenFile& file, const char* key, const Deck& deck) {
     if (file.info().vocabulary <= deck.model.vocabulary) return;
-    fail(ErrorKind::kData, "{} = {} was made with a vocabulary of {}, but model.vocabulary = {}", key, file.path(), file.info().vocabulary,
-         deck.model.vocabulary);
+    fail(ErrorKind::kData, "{} = {} was made with a vocabulary of {}, but model.vocabulary = {}", key,
+         file.path(), file.info().vocabulary, deck.model.vocabulary);
   }
 };
 
@@ -57,7 +58,8 @@ void prepare_directory(const Deck& deck) {
   const std::filesystem::path directory = deck.run.directory;
   std::error_code error;
   std::filesystem::create_directories(directory / "checkpoints", error);
-  if (error) fail(ErrorKind::kUsage, "run.directory = {} cannot be made: {}", directory.string(), error.message());
+  if (error)
+    fail(ErrorKind::kUsage, "run.directory = {} cannot be made: {}", directory.string(), error.message());
   const std::filesystem::path probe = directory / ".writable";
   if (!(std::ofstream(probe) << "octet\n")) {
     fail(ErrorKind::kUsage, "run.directory = {} cannot be written", directory.string());
@@ -68,7 +70,11 @@ void prepare_directory(const Deck& deck) {
 class Trainer {
  public:
   Trainer(const World& world, Deck deck, RunData& data, DeviceChoice choice)
-      : world_(world), deck_(std::move(deck)), data_(data), device_(std::move(choice.device)), engine_(world, deck_, *device_, choice.shared) {
+      : world_(world),
+        deck_(std::move(deck)),
+        data_(data),
+        device_(std::move(choice.device)),
+        engine_(world, deck_, *device_, choice.shared) {
     MPI_Comm_dup(world.ranks(), &checkpoint_ranks_);
     flops_ = flops_per_token(engine_.shape(), deck_.batch.sequence);
   }
@@ -77,7 +83,8 @@ class Trainer {
   }
 
   void report(const std::vector<std::string>& places) const {
-    say(world_, startup_report(world_, deck_, engine_, *device_, places, *data_.train, data_.validation ? &*data_.validation : nullptr));
+    say(world_, startup_report(world_, deck_, engine_, *device_, places, *data_.train,
+                               data_.validation ? &*data_.validation : nullptr));
   }
   void start(const std::optional<CheckpointInfo>& checkpoint);
   int run();
@@ -100,7 +107,7 @@ class Trainer {
   MPI_Comm checkpoint_ranks_ = MPI_COMM_NULL;
   double flops_ = 0.0;
   std::optional<MetricsFile> metrics_;
-  RunPosition position_;            ///< of the newest step queued; tokens and updates of the newest taken
+  RunPosition position_;  ///< of the newest step queued; tokens and updates of the newest taken
   std::int64_t taken_step_ = 0, saved_step_ = -1;
   std::int64_t skipped_ = 0, skipped_in_a_row_ = 0;
   // Since the last log line.
@@ -114,8 +121,8 @@ void Trainer::start(const std::optional<CheckpointInfo>& checkpoint) {
     const CheckpointState& state = checkpoint->state;
     position_ = {state.step, state.samples, state.tokens, state.updates};
     saved_step_ = state.step;
-    say(world_, fmt::format("resumed from {} at step {}: saved as {}, running as {}", checkpoint->path.string(), state.step, state.layout,
-                            engine_.layout()));
+    say(world_, fmt::format("resumed from {} at step {}: saved as {}, running as {}",
+                            checkpoint->path.string(), state.step, state.layout, engine_.layout()));
   } else {
     engine_.initialise();
   }
@@ -131,11 +138,14 @@ void Trainer::start(const std::optional<CheckpointInfo>& checkpoint) {
 }
 
 int Trainer::run() {
-  const SampleOrder order(samples_in(*data_.train, deck_.batch.sequence), static_cast<std::uint64_t>(deck_.run.seed));
-  const bool stops = deck_.run.stop_after > 0 && deck_.run.stop_after < deck_.run.steps;
-  const std::int64_t last = stops ? std::max(deck_.run.stop_after, position_.step) : deck_.run.steps;
+  const SampleOrder order(samples_in(*data_.train, deck_.batch.sequence),
+                          static_cast<std::uint64_t>(deck_.run.seed));
+  // A run that begins at or past the step to stop after has stopped there before: it goes on.
+  const bool stops = deck_.run.stop_after > position_.step && deck_.run.stop_after < deck_.run.steps;
+  const std::int64_t last = stops ? deck_.run.stop_after : deck_.run.steps;
   if (position_.step < last) say(world_, log_heading());
-  BatchLoader loader(*data_.train, order, engine_.cut(), position_.samples, static_cast<int>(deck_.data.prefetch) + 2, *device_);
+  BatchLoader loader(*data_.train, order, engine_.cut(), position_.samples,
+                     static_cast<int>(deck_.data.prefetch) + 2, *device_);
   while (position_.step < last) {
     const std::vector<MicroBatch>& batches = loader.next();
     data_ms_ += loader.waited_ms();
@@ -147,11 +157,11 @@ int Trainer::run() {
     if (due(deck_.run.evaluate_every) || (position_.step == last && data_.validation)) evaluate();
     if (due(deck_.checkpoint.every) || (position_.step == last && (stops || deck_.checkpoint.at_end))) save();
   }
-  const bool stopped = stops && position_.step < deck_.run.steps;
-  status(stopped ? "stopped" : "done", stopped ? "run.stop_after" : "", stopped);
-  say(world_, stopped ? fmt::format("stopped after step {} as run.stop_after says; run again to go on", position_.step)
-                      : fmt::format("done: {} steps, {} tokens", position_.step, position_.tokens));
-  return stopped ? kStoppedOnRequest : 0;
+  status(stops ? "stopped" : "done", stops ? "run.stop_after" : "", stops);
+  say(world_,
+      stops ? fmt::format("stopped after step {} as run.stop_after says; run again to go on", position_.step)
+            : fmt::format("done: {} steps, {} tokens", position_.step, position_.tokens));
+  return stops ? kStoppedOnRequest : 0;
 }
 
 void Trainer::take_result() {
@@ -166,16 +176,20 @@ void Trainer::take_result() {
     ++skipped_;
     ++skipped_in_a_row_;
     say(world_, fmt::format("step {} skipped: {}", taken_step_,
-                            result.tokens > 0 ? "loss or gradient is not finite" : "no target token in the whole batch"));
+                            result.tokens > 0 ? "loss or gradient is not finite"
+                                              : "no target token in the whole batch"));
     if (skipped_in_a_row_ >= deck_.run.max_skipped) {
       status("failed", "diverged", false);
-      fail(ErrorKind::kDiverged, "{} steps in a row were skipped, up to step {} (run.max_skipped = {}); the last checkpoint is step {}",
+      fail(ErrorKind::kDiverged,
+           "{} steps in a row were skipped, up to step {} (run.max_skipped = {}); the last checkpoint is "
+           "step {}",
            skipped_in_a_row_, taken_step_, deck_.run.max_skipped, saved_step_);
     }
   } else {
     skipped_in_a_row_ = 0;
   }
-  if (taken_step_ % std::max<std::int64_t>(deck_.log.every, 1) == 0 || taken_step_ == deck_.run.steps) log(result);
+  if (taken_step_ % std::max<std::int64_t>(deck_.log.every, 1) == 0 || taken_step_ == deck_.run.steps)
+    log(result);
 }
 
 void Trainer::log(const StepResult& result) {
@@ -203,7 +217,8 @@ void Trainer::log(const StepResult& result) {
 
 void Trainer::evaluate() {
   const Evaluation evaluation = engine_.evaluate(*data_.validation, deck_.run.evaluate_samples);
-  say(world_, fmt::format("validation loss {:.4f} at step {} over {:.0f} tokens", evaluation.loss, position_.step, evaluation.tokens));
+  say(world_, fmt::format("validation loss {:.4f} at step {} over {:.0f} tokens", evaluation.loss,
+                          position_.step, evaluation.tokens));
   if (metrics_) metrics_->write_evaluation(position_.step, evaluation);
 }
 
@@ -211,12 +226,14 @@ void Trainer::save() {
   if (saved_step_ == position_.step) return;
   save_run(engine_, deck_, position_, data_.train->info().tokens_hash, checkpoint_ranks_);
   saved_step_ = position_.step;
+  status("running", "", true);
   say(world_, fmt::format("checkpoint step-{:08} written", position_.step));
 }
 
 }  // namespace
 
-int run_training(const World& world, const std::vector<std::string>& files, const std::vector<std::string>& assignments) {
+int run_training(const World& world, const std::vector<std::string>& files,
+                 const std::vector<std::string>& assignments) {
   Deck deck;
   world.together([&] {
     deck = read_deck(files, assignments);
@@ -246,10 +263,12 @@ int run_training(const World& world, const std::vector<std::string>& files, cons
   } catch (const Error& error) {
     // Divergence and checkpoint failures are agreed on by all ranks; anything else the others cannot know of.
     if (error.kind() == ErrorKind::kDiverged || error.kind() == ErrorKind::kCheckpoint) throw;
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(), error.what());
+    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
+                 error.what());
     world.abort(error.exit_code());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(), error.what());
+    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
+                 error.what());
     world.abort(static_cast<int>(ErrorKind::kDevice));
   }
 }

@@ -8,7 +8,8 @@ namespace octet {
 
 namespace {
 
-double rate_after_warmup(const Deck::Schedule& schedule, double lr, double step, double warmup, double decay, double steps) {
+double rate_after_warmup(const Deck::Schedule& schedule, double lr, double step, double warmup, double decay,
+                         double steps) {
   const double floor = schedule.floor * lr;
   if (schedule.kind == "constant") return lr;
   if (schedule.kind == "wsd") {
@@ -32,8 +33,9 @@ std::vector<float> learning_rates(const Deck& deck) {
   for (std::int64_t n = 1; n <= std::max<std::int64_t>(deck.run.steps, 1); ++n) {
     const double step = static_cast<double>(n);
     rates.push_back(static_cast<float>(
-        step <= warmup ? lr * step / warmup
-                       : rate_after_warmup(schedule, lr, step, warmup, decay, static_cast<double>(deck.run.steps))));
+        step <= warmup
+            ? lr * step / warmup
+            : rate_after_warmup(schedule, lr, step, warmup, decay, static_cast<double>(deck.run.steps))));
   }
   return rates;
 }

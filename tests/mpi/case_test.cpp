@@ -1,4 +1,5 @@
-// Failures that users of other trainers reported, by the number of ../shared/cases.md that names the class; the values are kept here.
+// Failures that users of other trainers reported, by the number of ../shared/cases.md that names the class;
+// the values are kept here.
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -79,7 +80,8 @@ TEST_F(Cases, N13GradientThatIsNotFiniteIsSkippedOnAllRanks) {
   EXPECT_FALSE(session.step(samples).skipped);
 }
 
-/// N04: padding rows of a split vocabulary stay out of the softmax and stay zero. ln 101 = 4.615121; ln 104 would be 4.644391.
+/// N04: padding rows of a split vocabulary stay out of the softmax and stay zero. ln 101 = 4.615121; ln 104
+/// would be 4.644391.
 TEST_F(Cases, N04ZeroHeadGivesLogOfTheVocabularyPaddedOrNot) {
   for (const bool tied : {false, true}) {
     Deck deck = split_deck();
@@ -122,7 +124,8 @@ TEST_F(Cases, N07ReplicatedParametersStayBitwiseEqualUnderSequenceParallelism) {
     const Grid& grid = session.engine().grid();
     int compared = 0;
     for (const auto& box : session.engine().store().held_boxes()) {
-      const bool replicated = box.name.find("norm") != std::string::npos || box.name.find("attention.k.") != std::string::npos;
+      const bool replicated =
+          box.name.find("norm") != std::string::npos || box.name.find("attention.k.") != std::string::npos;
       if (!replicated) continue;
       const auto* own = box.memory.as<float>();
       std::vector<float> first(own, own + box.box.size());
@@ -151,14 +154,17 @@ TEST_F(Cases, N08SmallUpdatesAddUpInTheMasters) {
     scalars.loss = scalars.tokens = 1.0;
     scalars.gradient_square = 8.0;
     ops->finish_step(*stream, &scalars, {rates.data(), DType::kF32, 1, 1}, 0.0f, 0.9f, 0.95f);
-    ops->adamw(*stream, {vector(master), vector(first), vector(second), vector(gradient), vector(parameter), 0.9f, 0.95f, 1e-8f, 0.0f},
+    ops->adamw(*stream,
+               {vector(master), vector(first), vector(second), vector(gradient), vector(parameter), 0.9f,
+                0.95f, 1e-8f, 0.0f},
                &scalars);
   }
   for (const float value : master) EXPECT_NEAR(value, 0.94f, 1e-5f);
   for (const BF16 value : parameter) EXPECT_EQ(static_cast<float>(value), 0.94140625f);
 }
 
-/// N16: the random numbers of a run (initial values; the sample order has tests of its own) depend on global positions alone.
+/// N16: the random numbers of a run (initial values; the sample order has tests of its own) depend on global
+/// positions alone.
 TEST_F(Cases, N16InitialValuesAreTheSameInEveryLayout) {
   Deck deck = tiny_deck();
   deck.model.layers = 2;

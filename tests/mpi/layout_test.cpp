@@ -1,5 +1,5 @@
-// The same global batch in every layout: data × tensor × sequence × ZeRO × micro-batch against one rank. Bounds are the design's: loss 1e-6 at step 1 and
-// 1e-5 at step 5, gradient norm 1e-5.
+// The same global batch in every layout: data × tensor × sequence × ZeRO × micro-batch against one rank.
+// Bounds are the design's: loss 1e-6 at step 1 and 1e-5 at step 5, gradient norm 1e-5.
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -13,8 +13,8 @@ struct Layout {
 };
 
 std::string text(const Layout& layout) {
-  return fmt::format("data {} tensor {}{} ZeRO {} micro-batch {}", layout.data, layout.tensor, layout.sequence ? " with sequence" : "",
-                     layout.zero, layout.micro);
+  return fmt::format("data {} tensor {}{} ZeRO {} micro-batch {}", layout.data, layout.tensor,
+                     layout.sequence ? " with sequence" : "", layout.zero, layout.micro);
 }
 
 Deck with(Deck deck, const Layout& layout) {
@@ -48,7 +48,7 @@ std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
 
 struct Outcome {
   std::vector<StepResult> steps;
-  Tensors gradients, parameters;   ///< gradients of step 1, unscaled; parameters after the last step
+  Tensors gradients, parameters;  ///< gradients of step 1, unscaled; parameters after the last step
 };
 
 Outcome run(MPI_Comm ranks, const Deck& deck, const std::vector<Samples>& batches) {
@@ -56,7 +56,8 @@ Outcome run(MPI_Comm ranks, const Deck& deck, const std::vector<Samples>& batche
   Outcome outcome;
   for (const Samples& batch : batches) {
     outcome.steps.push_back(session.step(batch));
-    if (outcome.steps.size() == 1) outcome.gradients = session.gather(session.engine().store().gradient_boxes());
+    if (outcome.steps.size() == 1)
+      outcome.gradients = session.gather(session.engine().store().gradient_boxes());
   }
   outcome.parameters = session.gather(session.engine().store().saved_boxes());
   return outcome;
@@ -88,10 +89,12 @@ class LayoutInvariance : public testing::Test {
   void compare(Deck deck, bool masked, double scale = 1.0) {
     std::vector<Samples> batches;
     for (int step = 0; step < kSteps; ++step) {
-      batches.push_back(random_samples(deck.batch.global, deck.batch.sequence, deck.model.vocabulary, 100 + static_cast<std::uint64_t>(step)));
+      batches.push_back(random_samples(deck.batch.global, deck.batch.sequence, deck.model.vocabulary,
+                                       100 + static_cast<std::uint64_t>(step)));
       if (masked) mask_unevenly(batches.back(), 200 + static_cast<std::uint64_t>(step));
     }
-    const Outcome expected = run(MPI_COMM_SELF, with(deck, {1, 1, static_cast<int>(deck.batch.global), 1, false}), batches);
+    const Outcome expected =
+        run(MPI_COMM_SELF, with(deck, {1, 1, static_cast<int>(deck.batch.global), 1, false}), batches);
     int compared = 0;
     for (const Layout& layout : layouts_of(deck, ranks_)) {
       SCOPED_TRACE(text(layout));
@@ -115,7 +118,9 @@ Deck gpt2_deck() {
   return deck;
 }
 
-TEST_F(LayoutInvariance, Llama) { compare(tiny_deck(), false); }
+TEST_F(LayoutInvariance, Llama) {
+  compare(tiny_deck(), false);
+}
 
 // N01, N06: one denominator for the whole step, and clipping at work in every layout.
 TEST_F(LayoutInvariance, UnequalTargetCountsWithClipping) {
@@ -125,7 +130,9 @@ TEST_F(LayoutInvariance, UnequalTargetCountsWithClipping) {
   compare(deck, true);
 }
 
-TEST_F(LayoutInvariance, TiedGpt2) { compare(gpt2_deck(), false); }
+TEST_F(LayoutInvariance, TiedGpt2) {
+  compare(gpt2_deck(), false);
+}
 
 // N04, N10: a vocabulary and key heads that tensor ranks do not divide.
 TEST_F(LayoutInvariance, OddVocabularyAndFewKeyHeads) {
@@ -193,7 +200,8 @@ TEST_F(LayoutInvariance, CudaBf16FollowsTheCpu) {
   deck.model.head_size = 64;
   std::vector<Samples> batches;
   for (int step = 0; step < kSteps; ++step) {
-    batches.push_back(random_samples(deck.batch.global, deck.batch.sequence, deck.model.vocabulary, 300 + static_cast<std::uint64_t>(step)));
+    batches.push_back(random_samples(deck.batch.global, deck.batch.sequence, deck.model.vocabulary,
+                                     300 + static_cast<std::uint64_t>(step)));
   }
   const Outcome expected = run(MPI_COMM_SELF, with(deck, {1, 1, 8, 1, false}), batches);
   deck.run.device = "cuda";
@@ -202,8 +210,11 @@ TEST_F(LayoutInvariance, CudaBf16FollowsTheCpu) {
     SCOPED_TRACE(text(layout));
     const Outcome found = run(MPI_COMM_WORLD, with(deck, layout), batches);
     for (std::size_t i = 0; i < found.steps.size(); ++i) {
-      EXPECT_NEAR(found.steps[i].loss, expected.steps[i].loss, 2e-3 * expected.steps[i].loss) << "step " << i + 1;
-      EXPECT_NEAR(found.steps[i].gradient_norm, expected.steps[i].gradient_norm, 2e-2 * expected.steps[i].gradient_norm) << "step " << i + 1;
+      EXPECT_NEAR(found.steps[i].loss, expected.steps[i].loss, 2e-3 * expected.steps[i].loss)
+          << "step " << i + 1;
+      EXPECT_NEAR(found.steps[i].gradient_norm, expected.steps[i].gradient_norm,
+                  2e-2 * expected.steps[i].gradient_norm)
+          << "step " << i + 1;
     }
     for (const auto& [name, values] : expected.gradients) {
       EXPECT_LT(relative_difference(found.gradients.at(name), values), 5e-2) << name;

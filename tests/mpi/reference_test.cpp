@@ -1,5 +1,6 @@
-// Whole models against PyTorch: the loss, every gradient and three AdamW steps of tiny models, in every layout of
-// the ranks at hand. The recorded values are true to float32 (tests/reference/make_model_reference.py).
+// Whole models against PyTorch: the loss, every gradient and three AdamW steps of tiny models, in every
+// layout of the ranks at hand. The recorded values are true to float32
+// (tests/reference/make_model_reference.py).
 #include "reference/reference_file.h"
 #include "support/training_support.h"
 
@@ -49,11 +50,14 @@ Deck deck_of(const ReferenceFile& file, const std::string& family) {
 struct Case {
   std::string name, family;
 };
-void PrintTo(const Case& value, std::ostream* out) { *out << value.name; }
+void PrintTo(const Case& value, std::ostream* out) {
+  *out << value.name;
+}
 
 class ModelReference : public testing::TestWithParam<Case> {
  protected:
-  /// The batch of the file on `ranks` ranks: tensor parallel as far as the heads go, the rest of the ranks idle.
+  /// The batch of the file on `ranks` ranks: tensor parallel as far as the heads go, the rest of the ranks
+  /// idle.
   void compare(const std::string& device, double tolerance) {
     const auto& [name, family] = GetParam();
     const ReferenceFile file("model_" + name + ".ref");
@@ -90,15 +94,19 @@ class ModelReference : public testing::TestWithParam<Case> {
     const double later = (session.world().size() == 1 ? 10 : 100) * tolerance;
     for (std::size_t step = 0; step < 3; ++step) {
       const StepResult result = session.step(samples);
-      EXPECT_NEAR(result.loss, file["loss"].values[step], tolerance * file["loss"].values[step]) << "step " << step + 1;
+      EXPECT_NEAR(result.loss, file["loss"].values[step], tolerance * file["loss"].values[step])
+          << "step " << step + 1;
       const double norm = file["gradient_norm"].values[step];
-      EXPECT_NEAR(result.gradient_norm, norm, (step == 0 ? 10 * tolerance : later) * norm) << "step " << step + 1;
+      EXPECT_NEAR(result.gradient_norm, norm, (step == 0 ? 10 * tolerance : later) * norm)
+          << "step " << step + 1;
       if (step > 0) continue;
       Tensors gradients = session.gather(session.engine().store().gradient_boxes());
       for (auto& [name, values] : gradients) {
         for (float& value : values) value /= static_cast<float>(result.tokens);
-        if (name.ends_with("attention.k.bias") && GetParam().family == "gpt2") continue;  // its true gradient is 0
-        EXPECT_LT(relative_difference(values, file["gradient/" + name.substr(10)].floats()), 10 * tolerance) << name;
+        if (name.ends_with("attention.k.bias") && GetParam().family == "gpt2")
+          continue;  // its true gradient is 0
+        EXPECT_LT(relative_difference(values, file["gradient/" + name.substr(10)].floats()), 10 * tolerance)
+            << name;
       }
       EXPECT_EQ(gradients.size(), file.names("gradient/").size());
     }
@@ -111,7 +119,9 @@ class ModelReference : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(ModelReference, LossGradientsAndThreeUpdatesMatchPyTorch) { compare("cpu", 1e-6); }
+TEST_P(ModelReference, LossGradientsAndThreeUpdatesMatchPyTorch) {
+  compare("cpu", 1e-6);
+}
 
 TEST_P(ModelReference, CudaLossGradientsAndThreeUpdatesMatchPyTorch) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
@@ -119,7 +129,8 @@ TEST_P(ModelReference, CudaLossGradientsAndThreeUpdatesMatchPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ModelReference,
-                         testing::Values(Case{"llama", "llama"}, Case{"llama_variant", "llama"}, Case{"gpt2", "gpt2"}),
+                         testing::Values(Case{"llama", "llama"}, Case{"llama_variant", "llama"},
+                                         Case{"gpt2", "gpt2"}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

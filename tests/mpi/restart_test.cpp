@@ -27,7 +27,9 @@ class Restart : public testing::Test {
     if (rank_ == 0) std::filesystem::remove_all(directory_);
   }
 
-  static Samples batch(int step) { return random_samples(8, 64, 256, 700 + static_cast<std::uint64_t>(step)); }
+  static Samples batch(int step) {
+    return random_samples(8, 64, 256, 700 + static_cast<std::uint64_t>(step));
+  }
 
   Deck deck(int data, int tensor, int zero) const {
     Deck deck = tiny_deck();
@@ -81,24 +83,28 @@ TEST_F(Restart, SameLayoutGoesOnBitwise) {
     const End whole = run(MPI_COMM_WORLD, same, 0, kBefore + kAfter, false, false);
     run(MPI_COMM_WORLD, same, 0, kBefore, false, true);
     const End resumed = run(MPI_COMM_WORLD, same, kBefore, kBefore + kAfter, true, false);
-    EXPECT_EQ(std::vector<double>(whole.losses.begin() + kBefore, whole.losses.end()), resumed.losses) << "ZeRO " << zero;
+    EXPECT_EQ(std::vector<double>(whole.losses.begin() + kBefore, whole.losses.end()), resumed.losses)
+        << "ZeRO " << zero;
     EXPECT_EQ(whole.state, resumed.state) << "ZeRO " << zero;
   }
 }
 
-/// C04 and C07: any data × tensor × ZeRO continues from any other; moments, update count and learning rate included.
+/// C04 and C07: any data × tensor × ZeRO continues from any other; moments, update count and learning rate
+/// included.
 TEST_F(Restart, AnyLayoutGoesOnFromAnyOther) {
   const End whole = run(MPI_COMM_SELF, deck(1, 1, 1), 0, kBefore + kAfter, false, false);
   run(MPI_COMM_WORLD, deck(ranks_, 1, 1), 0, kBefore, false, true);
   for (int tensor = 1; tensor <= std::min(ranks_, 4); tensor *= 2) {
     for (const int zero : {0, 1, 2, 3}) {
-      const End resumed = run(MPI_COMM_WORLD, deck(ranks_ / tensor, tensor, zero), kBefore, kBefore + kAfter, true, false);
+      const End resumed =
+          run(MPI_COMM_WORLD, deck(ranks_ / tensor, tensor, zero), kBefore, kBefore + kAfter, true, false);
       for (int i = 0; i < kAfter; ++i) {
         const double expected = whole.losses[static_cast<std::size_t>(kBefore + i)];
         EXPECT_NEAR(resumed.losses[static_cast<std::size_t>(i)], expected, (i == 0 ? 1e-6 : 1e-5) * expected)
             << "tensor " << tensor << " ZeRO " << zero << " step " << kBefore + i + 1;
       }
-      for (const auto& [name, values] : whole.state) EXPECT_LT(relative_difference(resumed.state.at(name), values), 1e-4) << name;
+      for (const auto& [name, values] : whole.state)
+        EXPECT_LT(relative_difference(resumed.state.at(name), values), 1e-4) << name;
     }
   }
 }

@@ -22,7 +22,8 @@ struct Samples {
   std::vector<std::vector<std::uint8_t>> masks;
 };
 
-inline Samples random_samples(std::int64_t count, std::int64_t sequence, std::int64_t vocabulary, std::uint64_t seed) {
+inline Samples random_samples(std::int64_t count, std::int64_t sequence, std::int64_t vocabulary,
+                              std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<std::int32_t> id(0, static_cast<std::int32_t>(vocabulary - 1));
   Samples samples;
@@ -69,7 +70,8 @@ inline PackedStep pack(const Samples& samples, const BatchCut& cut) {
       return ids[static_cast<std::size_t>(a)] < ids[static_cast<std::size_t>(b)];
     });
     std::vector<std::int32_t> packed;
-    for (const auto* part : {&ids, &targets, &positions, &order}) packed.insert(packed.end(), part->begin(), part->end());
+    for (const auto* part : {&ids, &targets, &positions, &order})
+      packed.insert(packed.end(), part->begin(), part->end());
     step.memory.push_back(std::move(packed));
     step.batches.push_back({step.memory.back().data(), cut.tokens()});
   }
@@ -114,14 +116,18 @@ class Session {
           engine_->device().copy(engine_->stream(), part.data(), box.memory.data, box.memory.bytes());
           engine_->stream().synchronize();
           for (std::int64_t i = 0; i < box.box.size(); ++i) {
-            const std::int64_t at = (box.box.row + i / box.box.cols) * row.cols + box.box.col + i % box.box.cols;
+            const std::int64_t at =
+                (box.box.row + i / box.box.cols) * row.cols + box.box.col + i % box.box.cols;
             values[static_cast<std::size_t>(at)] = part[static_cast<std::size_t>(i)];
             holders[static_cast<std::size_t>(at)] += 1.0f;
           }
         }
-        MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM, world_.ranks());
-        MPI_Allreduce(MPI_IN_PLACE, holders.data(), static_cast<int>(holders.size()), MPI_FLOAT, MPI_SUM, world_.ranks());
-        for (const float count : holders) EXPECT_EQ(count, 1.0f) << kind << row.name << " is not held exactly once";
+        MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM,
+                      world_.ranks());
+        MPI_Allreduce(MPI_IN_PLACE, holders.data(), static_cast<int>(holders.size()), MPI_FLOAT, MPI_SUM,
+                      world_.ranks());
+        for (const float count : holders)
+          EXPECT_EQ(count, 1.0f) << kind << row.name << " is not held exactly once";
         whole[kind + row.name] = std::move(values);
       }
     }
@@ -144,8 +150,8 @@ class Session {
   }
 
  private:
-  static std::vector<const ParameterStore::StateBox*> boxes_named(const std::vector<ParameterStore::StateBox>& boxes,
-                                                                  const std::string& prefix) {
+  static std::vector<const ParameterStore::StateBox*> boxes_named(
+      const std::vector<ParameterStore::StateBox>& boxes, const std::string& prefix) {
     std::vector<const ParameterStore::StateBox*> found;
     for (const auto& box : boxes) {
       if (box.name.starts_with(prefix)) found.push_back(&box);
@@ -168,7 +174,8 @@ inline double relative_difference(const std::vector<float>& a, const std::vector
   return norm > 0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
-/// F-TINY of the case list: 4 layers of 64, 4 heads, 2 key heads, vocabulary 256, sequence 64, global batch 8, float32.
+/// F-TINY of the case list: 4 layers of 64, 4 heads, 2 key heads, vocabulary 256, sequence 64, global batch
+/// 8, float32.
 inline Deck tiny_deck() {
   Deck deck;
   deck.model.layers = 4;
@@ -187,10 +194,12 @@ inline Deck tiny_deck() {
   return deck;
 }
 
-/// Whether a test of the GPU can run here; a reason to skip otherwise. OCTET_REQUIRE_GPU=1 turns the skip into a failure.
+/// Whether a test of the GPU can run here; a reason to skip otherwise. OCTET_REQUIRE_GPU=1 turns the skip
+/// into a failure.
 inline bool gpu_missing() {
   if (cuda_device_count() > 0) return false;
-  if (const char* required = std::getenv("OCTET_REQUIRE_GPU"); required != nullptr && std::string(required) == "1") {
+  if (const char* required = std::getenv("OCTET_REQUIRE_GPU");
+      required != nullptr && std::string(required) == "1") {
     ADD_FAILURE() << "OCTET_REQUIRE_GPU=1, but there is no CUDA device";
   }
   return true;

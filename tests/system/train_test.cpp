@@ -20,7 +20,8 @@ testing::AssertionResult says(const CommandResult& result, const std::string& pa
 
 testing::AssertionResult says_once(const CommandResult& result, const std::string& part) {
   const auto first = result.output.find(part);
-  if (first != std::string::npos && result.output.find(part, first + 1) == std::string::npos) return testing::AssertionSuccess();
+  if (first != std::string::npos && result.output.find(part, first + 1) == std::string::npos)
+    return testing::AssertionSuccess();
   return testing::AssertionFailure() << "`" << part << "` is not exactly once in:\n" << result.output;
 }
 
@@ -29,11 +30,12 @@ class Train : public testing::Test {
   void SetUp() override {
     write_tokens("train.h5", 4000, 64);
     write_tokens("validation.h5", 300, 64);
-    std::ofstream(folder_ / "run.cfg") << "[model]\nlayers = 2\nhidden = 32\nheads = 4\nkv_heads = 2\nmlp = 64\nvocabulary = 64\n"
-                                          "[batch]\nsequence = 16\nmicro = 2\nglobal = 8\n"
-                                          "[schedule]\nwarmup = 2\n[optimizer]\nlr = 1e-2\n[precision]\ncompute = fp32\n"
-                                          "[log]\nevery = 1\n[run]\nsteps = 12\ndevice = cpu\n[data]\ntrain = "
-                                       << (folder_ / "train.h5") << "\nvalidation = " << (folder_ / "validation.h5") << "\n";
+    std::ofstream(folder_ / "run.cfg")
+        << "[model]\nlayers = 2\nhidden = 32\nheads = 4\nkv_heads = 2\nmlp = 64\nvocabulary = 64\n"
+           "[batch]\nsequence = 16\nmicro = 2\nglobal = 8\n"
+           "[schedule]\nwarmup = 2\n[optimizer]\nlr = 1e-2\n[precision]\ncompute = fp32\n"
+           "[log]\nevery = 1\n[run]\nsteps = 12\ndevice = cpu\n[data]\ntrain = "
+        << (folder_ / "train.h5") << "\nvalidation = " << (folder_ / "validation.h5") << "\n";
   }
 
   /// Random text in which every id is mostly followed by the next: something to learn.
@@ -41,8 +43,9 @@ class Train : public testing::Test {
     std::mt19937_64 random(7);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
     for (std::size_t i = 1; i < tokens.size(); ++i) {
-      tokens[i] = static_cast<std::int32_t>(random() % 4 == 0 ? random() % static_cast<std::uint64_t>(vocabulary)
-                                                              : static_cast<std::uint64_t>((tokens[i - 1] + 1) % vocabulary));
+      tokens[i] = static_cast<std::int32_t>(
+          random() % 4 == 0 ? random() % static_cast<std::uint64_t>(vocabulary)
+                            : static_cast<std::uint64_t>((tokens[i - 1] + 1) % vocabulary));
     }
     TokenFileInfo info;
     info.vocabulary = vocabulary;
@@ -83,7 +86,8 @@ TEST_F(Train, LossFallsAndTheRunFolderIsComplete) {
   EXPECT_LT(loss.at(12), loss.at(1) - 0.5);
   EXPECT_EQ(metric("whole", "validation_loss").size(), 2u);
   EXPECT_EQ(status("whole")["state"], "done");
-  for (const char* key : {"grad_norm", "lr", "tokens", "tok/s/gpu", "tflops", "mem_gib", "step_ms", "data_ms", "comm_ms", "skipped", "eta"}) {
+  for (const char* key : {"grad_norm", "lr", "tokens", "tok/s/gpu", "tflops", "mem_gib", "step_ms", "data_ms",
+                          "comm_ms", "skipped", "eta"}) {
     EXPECT_EQ(metric("whole", key).size(), 12u) << key;
   }
   EXPECT_EQ(metric("whole", "tokens").at(12), 12 * 8 * 16);
@@ -91,8 +95,11 @@ TEST_F(Train, LossFallsAndTheRunFolderIsComplete) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "whole/checkpoints/step-00000012/manifest.json"));
   EXPECT_TRUE(says_once(result, "GFLOP/token"));
   // The resolved deck is a deck.
-  EXPECT_EQ(run_octet_ranks(1, "train " + (folder_ / "whole/deck.cfg") + " --set run.directory=" + (folder_ / "again") +
-                                   " --set parallel.data=1 --set run.steps=1 --set schedule.warmup=0").code, 0);
+  EXPECT_EQ(run_octet_ranks(1, "train " + (folder_ / "whole/deck.cfg") +
+                                   " --set run.directory=" + (folder_ / "again") +
+                                   " --set parallel.data=1 --set run.steps=1 --set schedule.warmup=0")
+                .code,
+            0);
 }
 
 TEST_F(Train, StoppedRunGoesOnBitwiseInItsLayoutAndCloselyInAnother) {
@@ -103,7 +110,7 @@ TEST_F(Train, StoppedRunGoesOnBitwiseInItsLayoutAndCloselyInAnother) {
   EXPECT_EQ(status("parts")["resume"], true);
   std::filesystem::copy(folder_ / "parts", folder_ / "other", std::filesystem::copy_options::recursive);
 
-  const CommandResult second = train(4, "parts", "--set parallel.tensor=2");
+  const CommandResult second = train(4, "parts", "--set parallel.tensor=2 --set run.stop_after=5");
   EXPECT_EQ(second.code, 0) << second.output;
   EXPECT_TRUE(says(second, "at step 5"));
   EXPECT_EQ(metric("parts", "loss"), metric("whole", "loss"));
@@ -119,7 +126,8 @@ TEST_F(Train, StoppedRunGoesOnBitwiseInItsLayoutAndCloselyInAnother) {
   EXPECT_NEAR(found.at(12), expected.at(12), 1e-4 * expected.at(12));
 }
 
-/// D06: a run of 250 samples with steps of 8 crosses an epoch and meets every sample; the position is one integer.
+/// D06: a run of 250 samples with steps of 8 crosses an epoch and meets every sample; the position is one
+/// integer.
 TEST_F(Train, RunsCrossEpochs) {
   write_tokens("train.h5", 16 * 10 + 1, 64);
   const CommandResult result = train(2, "epochs");
@@ -189,7 +197,8 @@ TEST_F(Train, D07TruncatedTokenFile) {
 /// C06, C08: a damaged checkpoint, one of another model, and one from the future.
 TEST_F(Train, CheckpointsThatCannotBeTrustedAreRefused) {
   ASSERT_EQ(train(2, "run", "--set run.steps=3").code, 0);
-  const std::string step = folder_ / "run/checkpoints/step-00000003", resume = "--set checkpoint.resume=" + step + " ";
+  const std::string step = folder_ / "run/checkpoints/step-00000003",
+                    resume = "--set checkpoint.resume=" + step + " ";
   CommandResult result = train(2, "next", resume + "--set model.layers=3");
   EXPECT_EQ(result.code, 4);
   EXPECT_TRUE(says(result, "model.layers"));
@@ -225,7 +234,8 @@ TEST_F(Train, CheckpointsThatCannotBeTrustedAreRefused) {
 TEST_F(Train, D02TokenIdOutsideTheVocabulary) {
   write_tokens("big.h5", 4000, 300);
   for (const std::string& tensor : {std::string("1"), std::string("2")}) {
-    const CommandResult result = train(2, "never", "--set parallel.tensor=" + tensor + " --set data.train=" + (folder_ / "big.h5"));
+    const CommandResult result =
+        train(2, "never", "--set parallel.tensor=" + tensor + " --set data.train=" + (folder_ / "big.h5"));
     EXPECT_EQ(result.code, 3);
     EXPECT_TRUE(says(result, "big.h5"));
   }

@@ -59,14 +59,16 @@ TEST(ParameterTable, DecayIsForMatricesOnly) {
   for (const ParameterRow& row : table.rows()) EXPECT_EQ(row.decay, row.rows > 1) << row.name;
 }
 
-/// Every element of every parameter is owned exactly once by the tensor × data ranks, replicas left out; N04: exactly 101 rows of a vocabulary.
+/// Every element of every parameter is owned exactly once by the tensor × data ranks, replicas left out; N04:
+/// exactly 101 rows of a vocabulary.
 TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
   const ModelShape shape = odd_shape();
   const ParameterTable table(shape);
   for (const int tensor : {1, 2, 4}) {
     for (const int slices : {1, 2, 8}) {
       std::vector<std::vector<int>> owners;
-      for (const ParameterRow& row : table.rows()) owners.emplace_back(static_cast<std::size_t>(row.rows * row.cols), 0);
+      for (const ParameterRow& row : table.rows())
+        owners.emplace_back(static_cast<std::size_t>(row.rows * row.cols), 0);
       for (int rank = 0; rank < tensor; ++rank) {
         const BucketLayout layout(table, shape, rank, tensor, true, slices);
         for (int bucket = 0; bucket < table.buckets(); ++bucket) {
@@ -76,7 +78,8 @@ TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
               if (placed.replicated && rank > 0) continue;
               const ParameterRow& row = table.rows()[static_cast<std::size_t>(placed.row)];
               for (std::int64_t i = 0; i < placed.box.size(); ++i) {
-                const std::int64_t at = (placed.box.row + i / placed.box.cols) * row.cols + placed.box.col + i % placed.box.cols;
+                const std::int64_t at =
+                    (placed.box.row + i / placed.box.cols) * row.cols + placed.box.col + i % placed.box.cols;
                 ++owners[static_cast<std::size_t>(placed.row)][static_cast<std::size_t>(at)];
               }
             }
@@ -84,7 +87,8 @@ TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
         }
       }
       for (std::size_t row = 0; row < owners.size(); ++row) {
-        for (const int count : owners[row]) ASSERT_EQ(count, 1) << table.rows()[row].name << " tensor " << tensor << " slices " << slices;
+        for (const int count : owners[row])
+          ASSERT_EQ(count, 1) << table.rows()[row].name << " tensor " << tensor << " slices " << slices;
       }
     }
   }
@@ -114,7 +118,8 @@ TEST(BucketLayout, FusedMatricesAreContiguous) {
     const BucketLayout layout(table, shape, tensor - 1, tensor, false, 8);
     for (std::size_t row = 1; row < table.rows().size(); ++row) {
       if (!table.rows()[row].follows) continue;
-      const BucketEntry &before = layout.entry(static_cast<int>(row) - 1), &own = layout.entry(static_cast<int>(row));
+      const BucketEntry &before = layout.entry(static_cast<int>(row) - 1),
+                        &own = layout.entry(static_cast<int>(row));
       EXPECT_EQ(own.offset, before.offset + before.local.rows * before.local.cols) << table.rows()[row].name;
     }
   }
@@ -126,8 +131,8 @@ TEST(RopeTable, Llama3ScalingStretchesLongWavesOnly) {
   shape.rope_llama3 = true;
   const std::vector<float> table = rope_table(shape, 2);
   const auto angle = [&](std::size_t i) { return std::atan2(table[128 + 64 + i], table[128 + i]); };
-  EXPECT_NEAR(angle(0), 1.0, 1e-6);                                             // fastest: unchanged
-  EXPECT_NEAR(angle(63), std::pow(500000.0, -126.0 / 128.0) / 8.0, 1e-9);       // slowest: eight times slower
+  EXPECT_NEAR(angle(0), 1.0, 1e-6);                                        // fastest: unchanged
+  EXPECT_NEAR(angle(63), std::pow(500000.0, -126.0 / 128.0) / 8.0, 1e-9);  // slowest: eight times slower
 }
 
 }  // namespace

@@ -31,7 +31,9 @@ std::string refusal(Deck deck, int ranks) {
   return "";
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(ResolveDeck, DerivesWhatFollowsFromTheRest) {
   Deck deck = sound_deck();

@@ -25,8 +25,8 @@ struct FlatBox {
   std::int64_t begin = 0;  ///< flat position, inside the enclosing box, of the first element
 };
 
-/// Elements [begin, end) of the row-major order of `outer`, as at most three boxes (a partial first row, whole
-/// rows, a partial last row), each contiguous in that order.
+/// Elements [begin, end) of the row-major order of `outer`, as at most three boxes (a partial first row,
+/// whole rows, a partial last row), each contiguous in that order.
 std::vector<FlatBox> boxes_of_range(const Box& outer, std::int64_t begin, std::int64_t end);
 
 }  // namespace octet

@@ -10,10 +10,14 @@ enum class DType : std::uint8_t { kF32, kBF16, kI32, kF64 };
 
 constexpr std::int64_t size_of(DType type) {
   switch (type) {
-    case DType::kF32: return 4;
-    case DType::kBF16: return 2;
-    case DType::kI32: return 4;
-    case DType::kF64: return 8;
+    case DType::kF32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+    case DType::kI32:
+      return 4;
+    case DType::kF64:
+      return 8;
   }
   return 0;
 }
@@ -21,10 +25,14 @@ constexpr std::int64_t size_of(DType type) {
 /// Name as users read it: float32, bfloat16, int32, float64.
 constexpr const char* name_of(DType type) {
   switch (type) {
-    case DType::kF32: return "float32";
-    case DType::kBF16: return "bfloat16";
-    case DType::kI32: return "int32";
-    case DType::kF64: return "float64";
+    case DType::kF32:
+      return "float32";
+    case DType::kBF16:
+      return "bfloat16";
+    case DType::kI32:
+      return "int32";
+    case DType::kF64:
+      return "float64";
   }
   return "?";
 }

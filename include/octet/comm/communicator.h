@@ -12,9 +12,10 @@ namespace octet {
 
 enum class ReduceOp { kSum, kMax };
 
-/// A group of ranks that exchange tensors. All members make the same calls in the same order. Calls are queued
-/// on the stream (CPU: done when they return). Elements are float32, float64, bfloat16 or int32. A reduction of
-/// bfloat16 adds in float32 where the transport allows. A group of one copies where input and output differ.
+/// A group of ranks that exchange tensors. All members make the same calls in the same order. Calls are
+/// queued on the stream (CPU: done when they return). Elements are float32, float64, bfloat16 or int32. A
+/// reduction of bfloat16 adds in float32 where the transport allows. A group of one copies where input and
+/// output differ.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -27,7 +28,8 @@ class Communicator {
   /// out (n elements) = element-wise sum over ranks of part `rank()` of in (size()·n elements). `out` may be
   /// exactly that part of `in`.
   virtual void reduce_scatter(Stream& stream, Tensor in, Tensor out) = 0;
-  /// Part r of out (size()·n elements) = rank r's in (n elements). `in` may be exactly this rank's part of `out`.
+  /// Part r of out (size()·n elements) = rank r's in (n elements). `in` may be exactly this rank's part of
+  /// `out`.
   virtual void all_gather(Stream& stream, Tensor in, Tensor out) = 0;
   virtual void broadcast(Stream& stream, Tensor values, int root) = 0;
 };

@@ -8,17 +8,17 @@
 
 namespace octet {
 
-/// The run's settings, one member a key of the deck: `section.key = value`. The table of keys (deck.cpp) gives each its name, type,
-/// default, range and help, and is all that `octet help deck`, the parser and the resolved deck are made of. A size of 0
-/// means "follows from the rest" where the help says so.
+/// The run's settings, one member a key of the deck: `section.key = value`. The table of keys (deck.cpp)
+/// gives each its name, type, default, range and help, and is all that `octet help deck`, the parser and the
+/// resolved deck are made of. A size of 0 means "follows from the rest" where the help says so.
 struct Deck {
   struct Model {
     std::string family = "llama";  ///< llama | gpt2
     std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_size = 0, mlp = 0, vocabulary = 0;
-    std::int64_t positions = 0;    ///< gpt2: rows of the learned position table
+    std::int64_t positions = 0;  ///< gpt2: rows of the learned position table
     bool tied = false, qkv_bias = false, qk_norm = false;
     double norm_epsilon = 1e-5, init_deviation = 0.02;
-    bool zero_head = false;        ///< start with a head of zeros: the first loss is ln(vocabulary) exactly
+    bool zero_head = false;  ///< start with a head of zeros: the first loss is ln(vocabulary) exactly
     double rope_theta = 10000.0;
     std::string rope_scaling = "none";  ///< none | llama3
     double rope_factor = 8.0, rope_low_frequency = 1.0, rope_high_frequency = 4.0;
@@ -36,49 +36,50 @@ struct Deck {
     double lr = 3e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, clip = 1.0;
   } optimizer;
   struct Schedule {
-    std::string kind = "cosine";   ///< constant | linear | cosine | wsd
-    std::string unit = "steps";    ///< steps | tokens, the unit of warmup and decay
+    std::string kind = "cosine";  ///< constant | linear | cosine | wsd
+    std::string unit = "steps";   ///< steps | tokens, the unit of warmup and decay
     std::int64_t warmup = 0, decay = 0;
-    double floor = 0.1;            ///< last learning rate as a fraction of lr
+    double floor = 0.1;  ///< last learning rate as a fraction of lr
   } schedule;
   struct Precision {
     std::string compute = "bf16";  ///< fp32 | bf16
   } precision;
   struct Memory {
-    std::string recompute = "none";  ///< none | block
+    std::string recompute = "none";    ///< none | block
     std::int64_t recompute_every = 1;  ///< with block: of every so many layers one is recomputed
-    std::int64_t logits_mib = 512; ///< largest piece of the logits held at once
+    std::int64_t logits_mib = 512;     ///< largest piece of the logits held at once
   } memory;
   struct Data {
     std::string train, validation;
-    std::int64_t prefetch = 2;     ///< steps read ahead
+    std::int64_t prefetch = 2;  ///< steps read ahead
   } data;
   struct Checkpoint {
     std::int64_t every = 0, keep = 2;
-    bool at_end = true;            ///< also at the last step
-    std::string resume = "auto";   ///< auto | none | path of a step directory
-    bool allow_changes = false;    ///< accept a deck that alters the run (batch, seed, data, schedule, …)
+    bool at_end = true;           ///< also at the last step
+    std::string resume = "auto";  ///< auto | none | path of a step directory
+    bool allow_changes = false;   ///< accept a deck that alters the run (batch, seed, data, schedule, …)
   } checkpoint;
   struct Log {
     std::int64_t every = 10;
   } log;
   struct Run {
     std::string directory = "runs/octet";
-    std::int64_t steps = 100, stop_after = 0;  ///< stop_after: stop with a checkpoint after this step (0: never)
+    std::int64_t steps = 100,
+                 stop_after = 0;  ///< stop_after: stop with a checkpoint after this step (0: never)
     std::int64_t seed = 1234;
-    std::string device = "auto";   ///< auto | cpu | cuda
+    std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
-    std::int64_t max_skipped = 10; ///< skipped steps in a row before the run ends with exit code 6
+    std::int64_t max_skipped = 10;  ///< skipped steps in a row before the run ends with exit code 6
   } run;
 
   /// Where each value came from: "default", "FILE:LINE", "--set" or "derived"; by key name.
   std::map<std::string, std::string> origin;
 };
 
-/// Reads deck files in order, then --set assignments; later wins. Throws Error(kUsage) with every problem found, one a line: unknown key (nearest
-/// name and section), value of the wrong type or out of range, a key given twice in one file, unreadable file.
-/// Counts take suffixes k, m, g (powers of 1000) as in `10k`.
+/// Reads deck files in order, then --set assignments; later wins. Throws Error(kUsage) with every problem
+/// found, one a line: unknown key (nearest name and section), value of the wrong type or out of range, a key
+/// given twice in one file, unreadable file. Counts take suffixes k, m, g (powers of 1000) as in `10k`.
 Deck read_deck(const std::vector<std::string>& files, const std::vector<std::string>& assignments);
 
 /// The whole deck in the deck's own syntax, each line ending in a comment with the value's origin.
@@ -87,7 +88,8 @@ std::string write_deck(const Deck& deck);
 /// key -> value as text, for manifests and comparisons.
 std::vector<std::pair<std::string, std::string>> deck_values(const Deck& deck);
 
-/// The deck that `deck_values` of some other deck came from. Unknown keys are ignored, missing ones take defaults.
+/// The deck that `deck_values` of some other deck came from. Unknown keys are ignored, missing ones take
+/// defaults.
 Deck deck_from_values(const std::vector<std::pair<std::string, std::string>>& values);
 
 /// The page of all keys that `octet help deck` prints.

@@ -23,20 +23,22 @@ struct LayerContext {
   std::int64_t tokens() const { return batch * sequence; }
 };
 
-/// The residual stream between blocks: its value is residual + delta, added by the next norm in the same pass. delta may be empty.
+/// The residual stream between blocks: its value is residual + delta, added by the next norm in the same
+/// pass. delta may be empty.
 struct ResidualStream {
   Tensor residual, delta;
 };
 
-/// All transformer blocks of a network, pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Covers Llama-like (RMSNorm, rotary positions, SwiGLU) and
-/// GPT-2-like (LayerNorm, GELU, biases) blocks.
+/// All transformer blocks of a network, pre-norm: x += attention(norm(x)); x += mlp(norm(x)). Covers
+/// Llama-like (RMSNorm, rotary positions, SwiGLU) and GPT-2-like (LayerNorm, GELU, biases) blocks.
 ///
-/// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the halves, and the MLP's inner projection; of
-/// recomputed layers x alone.
-/// Norm outputs and the MLP's activation are never saved: the backward kernels that read their inputs anyway write them once more.
+/// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the
+/// halves, and the MLP's inner projection; of recomputed layers x alone. Norm outputs and the MLP's
+/// activation are never saved: the backward kernels that read their inputs anyway write them once more.
 class BlockStack {
  public:
-  /// Declares activations of all layers in the arenas. `recomputed`: the layers whose forward pass runs again in the backward pass.
+  /// Declares activations of all layers in the arenas. `recomputed`: the layers whose forward pass runs again
+  /// in the backward pass.
   BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
@@ -49,7 +51,8 @@ class BlockStack {
 
   /// Where the input of layer 0 is to be written: [tokens of this rank, hidden].
   Tensor input() const { return tensor(rows_.x, 0); }
-  /// Runs one layer. With `slab` another layer's memory is used for what is saved (evaluation runs all layers in slab 0).
+  /// Runs one layer. With `slab` another layer's memory is used for what is saved (evaluation runs all layers
+  /// in slab 0).
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
   void backward(Stream& stream, int layer, Tensor gradient);
@@ -60,7 +63,8 @@ class BlockStack {
     int attention_norm, attention_norm_bias, mlp_norm, mlp_norm_bias, q_norm, k_norm;
   };
   struct Rows {  ///< rows of the activation table; -1 where the model has none
-    int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd, mlp_mean, inner;
+    int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd,
+        mlp_mean, inner;
     int normed_whole, normed, partial, delta, wide, dqkv;
   };
 
@@ -74,13 +78,16 @@ class BlockStack {
     const Tensor wide = tensor(rows_.wide, 0);
     return {wide.data, wide.dtype, wide.rows, context_.shape.mlp / context_.tensor.size()};
   }
-  void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd, Tensor mean);
+  void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
+                    Tensor rstd, Tensor mean);
   /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
-  void norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
+  void norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd,
+                     Tensor mean, Tensor dy, Tensor gradient);
   void attention_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
   void mlp_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
-  void weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias, int last_bias);
+  void weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
+                       int last_bias);
   /// A bias behind a row-split product is added by one tensor rank only, since the products are summed.
   Tensor once(Tensor bias) const { return context_.tensor.rank() == 0 ? bias : Tensor{}; }
 

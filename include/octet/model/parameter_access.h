@@ -5,12 +5,13 @@
 
 namespace octet {
 
-/// How layers reach weights and deliver gradients, whatever the ZeRO stage. Row numbers are those of the ParameterTable; a range of rows that follow one
-/// another is one matrix (or one vector, for biases).
+/// How layers reach weights and deliver gradients, whatever the ZeRO stage. Row numbers are those of the
+/// ParameterTable; a range of rows that follow one another is one matrix (or one vector, for biases).
 class ParameterAccess {
  public:
   virtual ~ParameterAccess() = default;
-  /// Rows first … last in the compute dtype, as this tensor rank holds them. Valid between begin_forward / begin_backward of the bucket and the next bucket's.
+  /// Rows first … last in the compute dtype, as this tensor rank holds them. Valid between begin_forward /
+  /// begin_backward of the bucket and the next bucket's.
   virtual Tensor parameter(int first, int last) = 0;
   Tensor parameter(int row) { return parameter(row, row); }
   /// Where to write the gradient, float32. Valid from begin_backward to finish_backward.
@@ -19,10 +20,12 @@ class ParameterAccess {
   /// Whether gradients of this bucket add to what an earlier micro-batch left.
   virtual bool accumulates(int bucket) const = 0;
 
-  /// Makes a bucket's parameters ready for what is queued on the stream next, and starts to fetch the next bucket's. Buckets come in rising
-  /// order in the forward pass and in falling order in the backward pass; bucket 0 stays readable from embedding to head where the head is tied to it.
+  /// Makes a bucket's parameters ready for what is queued on the stream next, and starts to fetch the next
+  /// bucket's. Buckets come in rising order in the forward pass and in falling order in the backward pass;
+  /// bucket 0 stays readable from embedding to head where the head is tied to it.
   virtual void begin_forward(Stream& stream, int bucket) = 0;
-  /// Also makes room for the bucket's gradients. `reads` is false where the backward pass does not need the parameters.
+  /// Also makes room for the bucket's gradients. `reads` is false where the backward pass does not need the
+  /// parameters.
   virtual void begin_backward(Stream& stream, int bucket, bool reads = true) = 0;
   /// All gradients of the bucket are queued: reduce them where it is time to.
   virtual void finish_backward(Stream& stream, int bucket) = 0;

@@ -32,12 +32,14 @@ struct ModelShape {
 
 ModelShape shape_of(const Deck::Model& model);
 
-/// Multiply-add FLOPs of a training step per token: 6 · (parameters of matrix products, the head once) + 6 · layers · query_dim · sequence
-/// (causal attention counted once; recomputation never). Llama-3 8B at 8192: 51.47e9.
+/// Multiply-add FLOPs of a training step per token: 6 · (parameters of matrix products, the head once) + 6 ·
+/// layers · query_dim · sequence (causal attention counted once; recomputation never). Llama-3 8B at
+/// 8192: 51.47e9.
 double flops_per_token(const ModelShape& shape, std::int64_t sequence);
 
-/// cos and sin of every position's angles, [positions, head_size]: head_size/2 cosines, then head_size/2 sines. Angle i of position p is
-/// p·theta^(-2i/head_size), its frequency scaled as in Llama 3.1 where rope_llama3 is set.
+/// cos and sin of every position's angles, [positions, head_size]: head_size/2 cosines, then head_size/2
+/// sines. Angle i of position p is p·theta^(-2i/head_size), its frequency scaled as in Llama 3.1 where
+/// rope_llama3 is set.
 std::vector<float> rope_table(const ModelShape& shape, std::int64_t positions);
 
 }  // namespace octet

@@ -5,8 +5,8 @@
 
 namespace octet {
 
-/// Tensor parallelism as the layers see it. Without sequence parallelism activations between blocks are whole on every tensor rank; with it each rank
-/// holds an equal run of their rows (Korthikanti et al. 2022).
+/// Tensor parallelism as the layers see it. Without sequence parallelism activations between blocks are whole
+/// on every tensor rank; with it each rank holds an equal run of their rows (Korthikanti et al. 2022).
 class TensorAxis {
  public:
   TensorAxis(Communicator& ranks, bool sequence_parallel, StreamTimer& timer)

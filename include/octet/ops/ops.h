@@ -15,19 +15,19 @@ namespace octet {
 ///   input gradient  {dy, w}                        -> dx
 ///   weight gradient {dy, x, transpose_a}           -> dw (float32, accumulate)
 struct Matmul {
-  Tensor a;                  ///< compute dtype, [m, k]
-  Tensor b;                  ///< compute dtype, [k, n]
+  Tensor a;  ///< compute dtype, [m, k]
+  Tensor b;  ///< compute dtype, [k, n]
   bool transpose_a = false;
   bool transpose_b = false;
-  Tensor y;                  ///< [m, n], compute dtype or float32
-  bool accumulate = false;   ///< add to what y holds
-  Tensor bias = {};          ///< optional [1, n], compute dtype, added to every row
+  Tensor y;                 ///< [m, n], compute dtype or float32
+  bool accumulate = false;  ///< add to what y holds
+  Tensor bias = {};         ///< optional [1, n], compute dtype, added to every row
 };
 
 enum class NormKind { kRms, kLayer };
 
-/// x = residual + delta, then y = (x - mean) · rstd · weight + bias. RMSNorm (Zhang & Sennrich 2019) has neither
-/// mean nor bias: rstd = 1/sqrt(mean(x²) + epsilon); LayerNorm: rstd = 1/sqrt(var(x) + epsilon).
+/// x = residual + delta, then y = (x - mean) · rstd · weight + bias. RMSNorm (Zhang & Sennrich 2019) has
+/// neither mean nor bias: rstd = 1/sqrt(mean(x²) + epsilon); LayerNorm: rstd = 1/sqrt(var(x) + epsilon).
 struct NormForward {
   NormKind kind = NormKind::kRms;
   float epsilon = 1e-5f;
@@ -44,15 +44,15 @@ struct NormBackward {
   NormKind kind = NormKind::kRms;
   Tensor x, weight, bias, rstd, mean;  ///< as the forward pass left them
   Tensor dy;                           ///< [t, h]
-  Tensor dx;                           ///< in/out [t, h]: the gradient through the norm is added to what it holds
-  Tensor y;                            ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
-  Tensor dweight, dbias;               ///< out float32 [1, h]
-  bool accumulate = false;             ///< add to dweight and dbias instead of overwriting them
+  Tensor dx;                ///< in/out [t, h]: the gradient through the norm is added to what it holds
+  Tensor y;                 ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
+  Tensor dweight, dbias;    ///< out float32 [1, h]
+  bool accumulate = false;  ///< add to dweight and dbias instead of overwriting them
 };
 
-/// How queries, keys and values lie in a packed projection: a row holds `heads` query heads, then `kv_heads` key
-/// heads, then `kv_heads` value heads, of `head_size` each. Query head j attends with key head
-/// (j + head_offset) / group. head_offset is not 0 only where key heads are replicated over tensor ranks.
+/// How queries, keys and values lie in a packed projection: a row holds `heads` query heads, then `kv_heads`
+/// key heads, then `kv_heads` value heads, of `head_size` each. Query head j attends with key head (j +
+/// head_offset) / group. head_offset is not 0 only where key heads are replicated over tensor ranks.
 struct HeadLayout {
   int heads = 0, kv_heads = 0, head_size = 0;
   int group = 1;
@@ -74,37 +74,37 @@ struct Adamw {
   Tensor gradient;                             ///< float32 [1, n]: summed over tokens, not yet scaled
   Tensor parameter;                            ///< optional out [1, n], compute dtype: the rounded master
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
-  float weight_decay = 0.0f;                   ///< decoupled: master -= lr·weight_decay·master
+  float weight_decay = 0.0f;  ///< decoupled: master -= lr·weight_decay·master
 };
 
-/// What a step adds up and what the optimizer goes by; lives in device memory, so that the host never waits for
-/// it inside a step. Read back one step late.
+/// What a step adds up and what the optimizer goes by; lives in device memory, so that the host never waits
+/// for it inside a step. Read back one step late.
 struct StepScalars {
   // Summed over the global batch (all three reduced over ranks as float64).
-  double loss = 0.0;            ///< sum of token losses, nats
-  double tokens = 0.0;          ///< target tokens
-  double gradient_square = 0.0; ///< sum of squared elements of the unscaled gradient, each parameter once
+  double loss = 0.0;             ///< sum of token losses, nats
+  double tokens = 0.0;           ///< target tokens
+  double gradient_square = 0.0;  ///< sum of squared elements of the unscaled gradient, each parameter once
   // Set by finish_step.
   float gradient_scale = 0.0f;  ///< 1/tokens times the clip coefficient
   float gradient_norm = 0.0f;   ///< of the mean gradient, before clipping
   float learning_rate = 0.0f;
   float bias_correction1 = 1.0f, bias_correction2 = 1.0f;  ///< 1 - beta^updates
-  std::int32_t skip = 0;        ///< 1: no target token, or a gradient that is not finite; nothing is updated
+  std::int32_t skip = 0;  ///< 1: no target token, or a gradient that is not finite; nothing is updated
   // Kept from step to step.
-  std::int64_t updates = 0;     ///< optimizer updates done, the Adam step count
+  std::int64_t updates = 0;  ///< optimizer updates done, the Adam step count
 };
 
 /// Sizes that an Ops may need scratch memory and plans for. Given once, before the first step.
 struct Workload {
   DType compute = DType::kF32;
-  std::int64_t tokens = 0;      ///< rows of a micro-batch on this rank
-  std::int64_t widest = 0;      ///< widest activation row
+  std::int64_t tokens = 0;  ///< rows of a micro-batch on this rank
+  std::int64_t widest = 0;  ///< widest activation row
   AttentionShape attention;
 };
 
-/// The operators that training is made of. One implementation a backend; all arguments are views. "compute dtype"
-/// is float32 or bfloat16; sums and softmax are float32 inside. Outputs are overwritten unless said otherwise.
-/// Sizes that disagree are an internal error.
+/// The operators that training is made of. One implementation a backend; all arguments are views. "compute
+/// dtype" is float32 or bfloat16; sums and softmax are float32 inside. Outputs are overwritten unless said
+/// otherwise. Sizes that disagree are an internal error.
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -120,20 +120,20 @@ class Ops {
   virtual void norm_backward(Stream& stream, const NormBackward& args) = 0;
 
   /// Rotary position embedding (Su et al. 2021), rotate-half layout, in place on the query and key heads of
-  /// qkv [t, layout.packed()]: with c, s = row positions[t] of cos_sin, (a, b) -> (a·c - b·s, b·c + a·s) for the two halves
-  /// of a head. `inverse` rotates back: the backward pass. positions: int32 [1, t]; cos_sin: float32
-  /// [positions, head_size], head_size/2 cosines then head_size/2 sines.
+  /// qkv [t, layout.packed()]: with c, s = row positions[t] of cos_sin, (a, b) -> (a·c - b·s, b·c + a·s) for
+  /// the two halves of a head. `inverse` rotates back: the backward pass. positions: int32 [1, t]; cos_sin:
+  /// float32 [positions, head_size], head_size/2 cosines then head_size/2 sines.
   virtual void rope(Stream& stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
                     bool inverse) = 0;
 
-  /// RMSNorm of every query and key head (QK norm) from `in` to `out`, both [t, layout.packed()]; value heads are copied.
-  /// q_weight, k_weight: [1, head_size]; rstd: out float32 [t, heads + kv_heads].
-  virtual void head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in, Tensor q_weight,
-                                 Tensor k_weight, Tensor out, Tensor rstd) = 0;
+  /// RMSNorm of every query and key head (QK norm) from `in` to `out`, both [t, layout.packed()]; value heads
+  /// are copied. q_weight, k_weight: [1, head_size]; rstd: out float32 [t, heads + kv_heads].
+  virtual void head_norm_forward(Stream& stream, const HeadLayout& layout, float epsilon, Tensor in,
+                                 Tensor q_weight, Tensor k_weight, Tensor out, Tensor rstd) = 0;
   /// dqkv, in place: gradient of `out` -> gradient of `in`. dq_weight, dk_weight: float32 [1, head_size].
-  virtual void head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd, Tensor q_weight,
-                                  Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
-                                  bool accumulate) = 0;
+  virtual void head_norm_backward(Stream& stream, const HeadLayout& layout, Tensor in, Tensor rstd,
+                                  Tensor q_weight, Tensor k_weight, Tensor dqkv, Tensor dq_weight,
+                                  Tensor dk_weight, bool accumulate) = 0;
 
   /// out [t, layout.query()], statistics: float32 [batch·heads, sequence], the log-sum-exp of each query row.
   virtual void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
@@ -144,52 +144,57 @@ class Ops {
 
   /// out [t, f] = silu(gate)·up, with gate_up [t, 2f] holding f gates, then f ups (Shazeer 2020).
   virtual void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) = 0;
-  /// In place: gate_up becomes its gradient, and dout becomes the forward output (needed for the weight gradient).
+  /// In place: gate_up becomes its gradient, and dout becomes the forward output (needed for the weight
+  /// gradient).
   virtual void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) = 0;
   /// out = gelu(in), the tanh form (Hendrycks & Gimpel 2016).
   virtual void gelu_forward(Stream& stream, Tensor in, Tensor out) = 0;
   /// In place: `in` becomes its gradient, and dout becomes the forward output.
   virtual void gelu_backward(Stream& stream, Tensor in, Tensor dout) = 0;
 
-  /// out[t] = table[ids[t] - first_id] where the table holds that row, else 0; plus position_table[positions[t]]
-  /// where that is given. ids, positions: int32 [1, t]; table: [rows, h].
-  virtual void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
-                                 Tensor position_table, Tensor out) = 0;
-  /// dtable[ids[t] - first_id] += dout[t], in a fixed order. dtable: float32 [rows, h]. `order`: int32 [1, t], the token
-  /// numbers sorted by id, equal ids in rising order.
-  virtual void embedding_backward(Stream& stream, Tensor ids, Tensor order, Tensor dout, std::int64_t first_id,
-                                  Tensor dtable) = 0;
+  /// out[t] = table[ids[t] - first_id] where the table holds that row, else 0; plus
+  /// position_table[positions[t]] where that is given. ids, positions: int32 [1, t]; table: [rows, h].
+  virtual void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id,
+                                 Tensor positions, Tensor position_table, Tensor out) = 0;
+  /// dtable[ids[t] - first_id] += dout[t], in a fixed order. dtable: float32 [rows, h]. `order`: int32 [1,
+  /// t], the token numbers sorted by id, equal ids in rising order.
+  virtual void embedding_backward(Stream& stream, Tensor ids, Tensor order, Tensor dout,
+                                  std::int64_t first_id, Tensor dtable) = 0;
 
   /// dbias[j] (+)= sum over rows of dy[t, j]. dbias: float32 [1, n].
   virtual void bias_backward(Stream& stream, Tensor dy, Tensor dbias, bool accumulate) = 0;
 
-  /// First half of the cross-entropy over a vocabulary split over ranks. logits [t, v] hold the ids first_id … first_id + valid - 1 in
-  /// their first `valid` columns. partial: out float32 [t, 3]: the largest logit (-inf when valid is 0), the sum of exp(logit - largest), and
-  /// the logit of the target where this rank holds it, else 0. targets: int32 [1, t], -1 where there is none.
+  /// First half of the cross-entropy over a vocabulary split over ranks. logits [t, v] hold the ids first_id
+  /// … first_id + valid - 1 in their first `valid` columns. partial: out float32 [t, 3]: the largest logit
+  /// (-inf when valid is 0), the sum of exp(logit - largest), and the logit of the target where this rank
+  /// holds it, else 0. targets: int32 [1, t], -1 where there is none.
   virtual void cross_entropy_partial(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                                      Tensor targets, Tensor partial) = 0;
-  /// Second half. partials: float32 [ranks·t, 3], every rank's. Adds token losses to scalars->loss and, with count, the number of
-  /// targets to scalars->tokens (float64, in a fixed order); `weight` (0 or 1) multiplies both, so that replicated work is counted once.
-  /// With `gradient`, logits become softmax - onehot (0 for rows without a target and for padding columns).
+  /// Second half. partials: float32 [ranks·t, 3], every rank's. Adds token losses to scalars->loss and, with
+  /// count, the number of targets to scalars->tokens (float64, in a fixed order); `weight` (0 or 1)
+  /// multiplies both, so that replicated work is counted once. With `gradient`, logits become softmax -
+  /// onehot (0 for rows without a target and for padding columns).
   virtual void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                                     Tensor targets, Tensor partials, double weight, bool gradient,
                                     StepScalars* scalars) = 0;
 
   /// scalars->gradient_square += sum of x², x float32; a fixed order.
   virtual void add_square(Stream& stream, Tensor x, StepScalars* scalars) = 0;
-  /// scalars: from the global sums, the gradient scale with clipping at `clip` (0: none), the skip verdict, and,
-  /// unless skipped, updates + 1, learning_rate = rates[updates] (float32 [1, n], indexed by updates done before this one,
-  /// the last one standing for all later) and the bias corrections.
+  /// scalars: from the global sums, the gradient scale with clipping at `clip` (0: none), the skip verdict,
+  /// and, unless skipped, updates + 1, learning_rate = rates[updates] (float32 [1, n], indexed by updates
+  /// done before this one, the last one standing for all later) and the bias corrections.
   virtual void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
                            float beta2) = 0;
-  /// AdamW (Loshchilov & Hutter 2019) with g = scalars->gradient_scale · gradient; nothing is written when skip is set.
+  /// AdamW (Loshchilov & Hutter 2019) with g = scalars->gradient_scale · gradient; nothing is written when
+  /// skip is set.
   virtual void adamw(Stream& stream, const Adamw& args, const StepScalars* scalars) = 0;
 
   /// to = from, rounded to the dtype of `to` where that is narrower. Float types only.
   virtual void cast(Stream& stream, Tensor from, Tensor to) = 0;
   /// to += from, float32 sums; either may be bfloat16.
   virtual void add(Stream& stream, Tensor from, Tensor to) = 0;
-  /// values[i] = deviation · normal_at(key, first_index + (i / cols) · stride + i % cols), float32 [rows, cols].
+  /// values[i] = deviation · normal_at(key, first_index + (i / cols) · stride + i % cols), float32 [rows,
+  /// cols].
   virtual void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,
                            std::int64_t first_index, std::int64_t stride) = 0;
   virtual void fill(Stream& stream, Tensor values, float value) = 0;
@@ -197,8 +202,9 @@ class Ops {
 
 /// Plain operators on host memory; matrix products by OpenBLAS with `threads` threads.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
-/// cuBLASLt, cuDNN and own kernels. All give the same bits every time but for the attention gradient in bfloat16, which adds query gradients in
-/// varying order unless `deterministic`; that costs 2·batch·heads·sequence² bytes. Throws Error(kDevice) in a build without CUDA.
+/// cuBLASLt, cuDNN and own kernels. All give the same bits every time but for the attention gradient in
+/// bfloat16, which adds query gradients in varying order unless `deterministic`; that costs
+/// 2·batch·heads·sequence² bytes. Throws Error(kDevice) in a build without CUDA.
 std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic);
 
 }  // namespace octet

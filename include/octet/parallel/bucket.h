@@ -9,15 +9,15 @@ namespace octet {
 
 /// One parameter inside a bucket of one tensor rank.
 struct BucketEntry {
-  int row = 0;                ///< of the parameter table
+  int row = 0;  ///< of the parameter table
   LocalParameter local;
-  std::int64_t offset = 0;    ///< first element in the bucket
+  std::int64_t offset = 0;  ///< first element in the bucket
 };
 
 /// All parameters of a layer in one flat buffer, padded so that data ranks own equal contiguous slices.
 struct Bucket {
   std::vector<BucketEntry> entries;
-  std::int64_t size = 0;      ///< elements, padding included
+  std::int64_t size = 0;  ///< elements, padding included
 };
 
 /// A run of elements of a bucket that the optimizer treats alike.
@@ -29,16 +29,18 @@ struct Region {
 
 /// A contiguous part of a bucket that is one box of one global parameter.
 struct PlacedBox {
-  int row = 0;                ///< of the parameter table
-  Box box;                    ///< global
-  std::int64_t offset = 0;    ///< first element in the bucket
+  int row = 0;              ///< of the parameter table
+  Box box;                  ///< global
+  std::int64_t offset = 0;  ///< first element in the bucket
   bool replicated = false;
 };
 
-/// Where every parameter lies on one tensor rank. The same for all tensor ranks but for the boxes; slices are `size / slices` long.
+/// Where every parameter lies on one tensor rank. The same for all tensor ranks but for the boxes; slices are
+/// `size / slices` long.
 class BucketLayout {
  public:
-  BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size, bool sequence_parallel, int slices);
+  BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
+               bool sequence_parallel, int slices);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const Bucket& bucket(int number) const { return buckets_.at(static_cast<std::size_t>(number)); }

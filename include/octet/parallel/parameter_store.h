@@ -34,12 +34,13 @@ struct AdamwSettings {
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.1f;
 };
 
-/// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0 to 3. Collectives run on streams of their own: a bucket is
-/// reduced as soon as its gradients are queued, and gathered as soon as it is updated (stages 1 and 2) or while the bucket before it is at work (stage 3).
+/// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0 to 3. Collectives run
+/// on streams of their own: a bucket is reduced as soon as its gradients are queued, and gathered as soon as
+/// it is updated (stages 1 and 2) or while the bucket before it is at work (stage 3).
 class ParameterStore final : public ParameterAccess {
  public:
-  ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute, int micro_batches, StoreRanks ranks,
-                 StreamTimer& timer);
+  ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
+                 int micro_batches, StoreRanks ranks, StreamTimer& timer);
 
   /// Bytes by class, for the memory report.
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
@@ -58,41 +59,45 @@ class ParameterStore final : public ParameterAccess {
   void begin_backward(Stream& stream, int bucket, bool reads = true) override;
   void finish_backward(Stream& stream, int bucket) override;
 
-  /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared gradient to the scalars.
+  /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared
+  /// gradient to the scalars.
   void finish_gradients(Stream& stream, StepScalars* scalars);
   /// AdamW on what this rank owns, then gathers parameters, bucket by bucket.
   void update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars);
 
   /// One contiguous box of state: kind 0 parameters, 1 first moments, 2 second moments.
   struct StateBox {
-    std::string name;          ///< such as "parameters/layers.0.attention.q.weight"
+    std::string name;  ///< such as "parameters/layers.0.attention.q.weight"
     std::int64_t rows = 0, cols = 0;
     Box box;
-    Tensor memory;             ///< float32 on the device
+    Tensor memory;  ///< float32 on the device
   };
-  /// What this rank saves, so that all ranks' boxes cover every tensor once; or all that it holds, for loading.
+  /// What this rank saves, so that all ranks' boxes cover every tensor once; or all that it holds, for
+  /// loading.
   std::vector<StateBox> saved_boxes() const;
   std::vector<StateBox> held_boxes() const;
-  /// The reduced gradient that this rank holds, unscaled, as boxes named "gradients/…"; valid after finish_gradients. For tests and tools.
+  /// The reduced gradient that this rank holds, unscaled, as boxes named "gradients/…"; valid after
+  /// finish_gradients. For tests and tools.
   std::vector<StateBox> gradient_boxes() const;
 
  private:
   struct BucketState {
-    Tensor parameters;                             ///< compute dtype, whole: memory of its own, or of a slot
-    Tensor gradients;                              ///< float32: whole, or a staging buffer shared with other buckets
-    Tensor gradient_slice;                         ///< float32, with sharded gradients
-    Tensor master, first_moment, second_moment;    ///< float32: the optimizer range
+    Tensor parameters;      ///< compute dtype, whole: memory of its own, or of a slot
+    Tensor gradients;       ///< float32: whole, or a staging buffer shared with other buckets
+    Tensor gradient_slice;  ///< float32, with sharded gradients
+    Tensor master, first_moment, second_moment;  ///< float32: the optimizer range
     std::unique_ptr<Event> gathered, reduced;
-    int place = 0;                                 ///< number of the staging buffer and of the slot
+    int place = 0;  ///< number of the staging buffer and of the slot
   };
-  struct Staging {                                 ///< gradients on their way to their slices
+  struct Staging {  ///< gradients on their way to their slices
     int handle = -1;
-    std::unique_ptr<Event> free;                   ///< the last reduction out of this buffer is done
+    std::unique_ptr<Event> free;  ///< the last reduction out of this buffer is done
   };
-  struct Slot {                                    ///< gathered parameters, with sharded parameters
+  struct Slot {  ///< gathered parameters, with sharded parameters
     int handle = -1;
-    int holds = -1;                                ///< bucket
-    std::unique_ptr<Event> gathered, released;     ///< filled; no longer read by what is queued on the compute stream
+    int holds = -1;  ///< bucket
+    std::unique_ptr<Event> gathered,
+        released;  ///< filled; no longer read by what is queued on the compute stream
   };
 
   std::int64_t slice(int bucket) const { return layout_.bucket(bucket).size / data_size_; }
@@ -126,13 +131,13 @@ class ParameterStore final : public ParameterAccess {
   StreamTimer& timer_;
   int data_rank_, data_size_;
   std::unique_ptr<Stream> reduce_stream_, gather_stream_;
-  std::unique_ptr<Event> ready_;                   ///< reused: "this stream has come so far"
+  std::unique_ptr<Event> ready_;  ///< reused: "this stream has come so far"
   Arena parameters_{"parameters"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
   std::vector<BucketState> states_;
   std::vector<Staging> stagings_;
   std::vector<Slot> slots_;
-  int in_use_ = -1;                                ///< bucket whose slot the compute stream reads now
-  int incoming_ = -1;                              ///< where slices arrive that are to be added
+  int in_use_ = -1;    ///< bucket whose slot the compute stream reads now
+  int incoming_ = -1;  ///< where slices arrive that are to be added
 };
 
 }  // namespace octet

@@ -10,8 +10,8 @@
 
 namespace octet {
 
-/// Memory of one class (parameters, gradients, optimizer, activations, …): tensors are reserved first, then one allocation holds them all.
-/// Nothing is freed before the arena is.
+/// Memory of one class (parameters, gradients, optimizer, activations, …): tensors are reserved first, then
+/// one allocation holds them all. Nothing is freed before the arena is.
 class Arena {
  public:
   explicit Arena(std::string purpose) : purpose_(std::move(purpose)) {}

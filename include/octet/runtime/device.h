@@ -68,8 +68,8 @@ class Device {
   virtual std::unique_ptr<Stream> make_stream(bool high_priority = false) = 0;
   virtual std::unique_ptr<Event> make_event(bool timed = false) = 0;
 
-  /// Copies between any two of: memory of this device, memory from allocate_host, ordinary host memory. Queued
-  /// on the stream; ordinary host memory makes the call wait.
+  /// Copies between any two of: memory of this device, memory from allocate_host, ordinary host memory.
+  /// Queued on the stream; ordinary host memory makes the call wait.
   virtual void copy(Stream& stream, void* to, const void* from, std::int64_t bytes) = 0;
   virtual void zero(Stream& stream, void* data, std::int64_t bytes) = 0;
 };

@@ -12,7 +12,8 @@ struct GridPoint {
   int volume() const { return tensor * context * data * pipeline; }
 };
 
-/// Place of a rank: tensor is the fastest axis, so that the chattiest one stays inside a node, then context, data, pipeline.
+/// Place of a rank: tensor is the fastest axis, so that the chattiest one stays inside a node, then context,
+/// data, pipeline.
 GridPoint place_of(int rank, const GridPoint& sizes);
 
 /// The MPI communicators of this rank's axes, made in the same order on all ranks.

@@ -9,8 +9,9 @@
 
 namespace octet {
 
-/// Adds up the time that a stream spends between begin() and end(), by events, so the host waits for nothing. Switched on for the steps
-/// that are logged; otherwise a no-op. The last two sums can be read, since results are read one step late.
+/// Adds up the time that a stream spends between begin() and end(), by events, so the host waits for nothing.
+/// Switched on for the steps that are logged; otherwise a no-op. The last two sums can be read, since results
+/// are read one step late.
 class StreamTimer {
  public:
   explicit StreamTimer(Device& device) : device_(device) {}

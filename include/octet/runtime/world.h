@@ -29,8 +29,9 @@ class World {
   int nodes() const { return nodes_; }
   const std::string& host() const { return host_; }
 
-  /// Runs `work`, which makes no MPI calls, on every rank. If it throws on any, all ranks throw the Error of the lowest such
-  /// rank, so that one rank can print it once; the message names the rank unless all failed alike.
+  /// Runs `work`, which makes no MPI calls, on every rank. If it throws on any, all ranks throw the Error of
+  /// the lowest such rank, so that one rank can print it once; the message names the rank unless all failed
+  /// alike.
   void together(const std::function<void()>& work) const;
 
   /// One string of every rank, in rank order, on every rank.

@@ -18,23 +18,23 @@ namespace octet {
 
 /// What a finished step says.
 struct StepResult {
-  double loss = 0.0;            ///< mean over target tokens, nats; NaN when there were none
-  double tokens = 0.0;          ///< target tokens
-  double gradient_norm = 0.0;   ///< of the mean gradient, before clipping
+  double loss = 0.0;           ///< mean over target tokens, nats; NaN when there were none
+  double tokens = 0.0;         ///< target tokens
+  double gradient_norm = 0.0;  ///< of the mean gradient, before clipping
   double learning_rate = 0.0;
   bool skipped = false;
-  std::int64_t updates = 0;     ///< optimizer updates so far
-  double step_ms = 0.0;         ///< on the device, from the end of the step before to the end of this
-  double comm_ms = 0.0;         ///< collectives, and waits for them, that compute stood still for; 0 unless measured
+  std::int64_t updates = 0;  ///< optimizer updates so far
+  double step_ms = 0.0;      ///< on the device, from the end of the step before to the end of this
+  double comm_ms = 0.0;  ///< collectives, and waits for them, that compute stood still for; 0 unless measured
 };
 
 struct Evaluation {
-  double loss = 0.0;            ///< mean over target tokens, nats
+  double loss = 0.0;  ///< mean over target tokens, nats
   double tokens = 0.0;
 };
 
-/// A model and its training state on this rank: everything between a micro-batch of tokens and a weight update. The deck is resolved. All ranks make the
-/// same calls.
+/// A model and its training state on this rank: everything between a micro-batch of tokens and a weight
+/// update. The deck is resolved. All ranks make the same calls.
 class Engine {
  public:
   Engine(const World& world, const Deck& deck, Device& device, bool shared_device);
@@ -49,7 +49,8 @@ class Engine {
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
 
   void initialise();
-  /// Queues one training step. `measured`: also time collectives. The micro-batches must stay valid until result() of this step returned.
+  /// Queues one training step. `measured`: also time collectives. The micro-batches must stay valid until
+  /// result() of this step returned.
   void step(const std::vector<MicroBatch>& batches, bool measured);
   /// Marks "now" as the start of the next step's time, after a pause such as an evaluation.
   void restart_clock();
@@ -71,10 +72,10 @@ class Engine {
  private:
   DeviceBatch upload(const MicroBatch& batch);
 
-  struct Slot {                     ///< what is read back of one step
+  struct Slot {  ///< what is read back of one step
     std::unique_ptr<Buffer> scalars;
     std::unique_ptr<Event> end;
-    int timing = 0;                 ///< number of the collectives' time sum
+    int timing = 0;  ///< number of the collectives' time sum
     bool measured = false;
   };
   Slot& slot(std::int64_t step) { return slots_[static_cast<std::size_t>(step) % slots_.size()]; }
@@ -95,7 +96,7 @@ class Engine {
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Network> network_;
   int packed_ = 0, rates_ = 0, scalars_ = 0, evaluation_ = 0;
-  std::array<Slot, 3> slots_;       ///< two steps in flight, and the end of the one before
+  std::array<Slot, 3> slots_;  ///< two steps in flight, and the end of the one before
   std::int64_t queued_ = 0, taken_ = 0;
 };
 

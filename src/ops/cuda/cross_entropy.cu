@@ -107,7 +107,7 @@ __device__ inline TokenSoftmax combine(const float* partials, std::int64_t token
   TokenSoftmax all;
   for (int rank = 0; rank < ranks; ++rank)
     all.largest = fmaxf(all.largest, partials[(rank * tokens + token) * 3]);
-  // Not unrolled: nvcc 13.0 (V13.0.88) gives copies of this loop the sum's address for the largest logit.
+    // Not unrolled: nvcc 13.0 (V13.0.88) gives copies of this loop the sum's address for the largest logit.
 #pragma unroll 1
   for (int rank = 0; rank < ranks; ++rank) {
     const float* part = partials + (rank * tokens + token) * 3;

@@ -215,7 +215,8 @@ const std::optional<CudnnAttention::Plans>& CudnnAttention::plans_for(const Key&
     try {
       plans.emplace(Plans{build_forward(key), build_backward(key)});
     } catch (const Error& error) {
-      std::fprintf(stderr, "octet: note: cuDNN has no attention for this shape, slower kernels are used (%s)\n",
+      std::fprintf(stderr,
+                   "octet: note: cuDNN has no attention for this shape, slower kernels are used (%s)\n",
                    error.what());
       plans.reset();
     }
