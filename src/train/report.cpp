@@ -49,6 +49,9 @@ std::string flops_line(const Deck& deck, const Engine& engine, const Device& dev
       flops / 1e9);
   if (device.peak_flops() > 0) {
     text += fmt::format("\n  MFU        against {:.0f} TFLOP/s dense bf16 a GPU", device.peak_flops() / 1e12);
+    const double floor = flops * static_cast<double>(deck.batch.global * deck.batch.sequence) /
+                         (device.peak_flops() * static_cast<double>(deck.parallel.data * deck.parallel.tensor));
+    text += fmt::format("\n  step time  {:.3f} s at that peak; expect about twice that", floor);
   }
   return text;
 }

@@ -79,7 +79,9 @@ class Restart : public testing::Test {
 TEST_F(Restart, SameLayoutGoesOnBitwise) {
   const int tensor = ranks_ >= 4 ? 2 : 1;
   for (const int zero : {0, 1, 2, 3}) {
-    const Deck same = deck(ranks_ / tensor, tensor, zero);
+    Deck same = deck(ranks_ / tensor, tensor, zero);
+    // N08: masters come back as they were, not rebuilt from what they are rounded to.
+    if (zero % 2 == 1) same.precision.compute = "bf16";
     const End whole = run(MPI_COMM_WORLD, same, 0, kBefore + kAfter, false, false);
     run(MPI_COMM_WORLD, same, 0, kBefore, false, true);
     const End resumed = run(MPI_COMM_WORLD, same, kBefore, kBefore + kAfter, true, false);

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "octet/data/token_file.h"
+#include "support/data_support.h"
 #include "system/run_command.h"
 
 namespace octet {
@@ -230,14 +231,22 @@ TEST_F(Train, CheckpointsThatCannotBeTrustedAreRefused) {
   EXPECT_TRUE(says(result, "newer"));
 }
 
-/// D02: an id outside the vocabulary names file and place, on one tensor rank as on two.
+/// D02: an id outside the vocabulary names file, document and place, and ends all ranks, on one tensor rank as on two.
 TEST_F(Train, D02TokenIdOutsideTheVocabulary) {
   write_tokens("big.h5", 4000, 300);
+  const std::string wide = folder_ / "wide.h5";
+  data_test::write_tokens(wide, std::vector<std::int32_t>(4000, 1), 64, 4);
+  for (std::int64_t at = 5; at < 4000; at += 16) data_test::overwrite_token(wide, at, 64);
   for (const std::string& tensor : {std::string("1"), std::string("2")}) {
-    const CommandResult result =
-        train(2, "never", "--set parallel.tensor=" + tensor + " --set data.train=" + (folder_ / "big.h5"));
+    const std::string layout = "--set parallel.tensor=" + tensor + " --set data.train=";
+    CommandResult result = train(2, "never", layout + (folder_ / "big.h5"));
     EXPECT_EQ(result.code, 3);
-    EXPECT_TRUE(says(result, "big.h5"));
+    EXPECT_TRUE(says(result, "vocabulary of 300"));
+    result = train(2, "started-" + tensor, layout + wide);
+    EXPECT_EQ(result.code, 3) << result.output;
+    EXPECT_TRUE(says(result, wide));
+    EXPECT_TRUE(says(result, "document 0"));
+    EXPECT_TRUE(says(result, "64"));
   }
 }
 
