@@ -88,13 +88,16 @@ class MpiCommunicator final : public Communicator {
           "all-gather", name_);
   }
 
-  void broadcast(Stream&, Tensor values, int root) override {
-    if (size_ == 1) return;
-    for (std::int64_t at = 0; at < values.size(); at += kLargestCall) {
-      const Tensor part = values.range(at, std::min(kLargestCall, values.size() - at));
-      check(MPI_Bcast(part.data, static_cast<int>(part.size()), type_of(part.dtype), root, ranks_),
-            "broadcast", name_);
-    }
+  void send(Stream&, Tensor values, int to) override {
+    OCTET_ASSERT(values.size() < kLargestCall);
+    const int count = static_cast<int>(values.size());
+    check(MPI_Ssend(values.data, count, type_of(values.dtype), to, 0, ranks_), "send", name_);
+  }
+
+  void receive(Stream&, Tensor values, int from) override {
+    OCTET_ASSERT(values.size() < kLargestCall);
+    const int count = static_cast<int>(values.size());
+    check(MPI_Recv(values.data, count, type_of(values.dtype), from, 0, ranks_, MPI_STATUS_IGNORE), "receive", name_);
   }
 
  private:

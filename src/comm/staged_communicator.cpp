@@ -39,10 +39,12 @@ class StagedCommunicator final : public Communicator {
     host_->all_gather(stream, staged, result);
     store(stream, result, out);
   }
-  void broadcast(Stream& stream, Tensor values, int root) override {
-    if (size() == 1) return;
-    const Tensor staged = fetch(stream, values, 0);
-    host_->broadcast(stream, staged, root);
+  void send(Stream& stream, Tensor values, int to) override {
+    host_->send(stream, fetch(stream, values, 0), to);
+  }
+  void receive(Stream& stream, Tensor values, int from) override {
+    const Tensor staged = room(values, 0);
+    host_->receive(stream, staged, from);
     store(stream, staged, values);
   }
 
@@ -50,13 +52,18 @@ class StagedCommunicator final : public Communicator {
   void copy(Stream& stream, Tensor from, Tensor to) {
     if (from.data != to.data) device_.copy(stream, to.data, from.data, from.bytes());
   }
-  /// `values` in host memory, with `more` bytes of room behind them.
-  Tensor fetch(Stream& stream, Tensor values, std::int64_t more) {
+  /// Host memory of the size of `values`, with `more` bytes behind it.
+  Tensor room(Tensor values, std::int64_t more) {
     const std::int64_t need = values.bytes() + more;
     if (!memory_ || memory_->bytes() < need) memory_ = device_.allocate_host(need, "staged collectives");
-    device_.copy(stream, memory_->data(), values.data, values.bytes());
-    stream.synchronize();
     return {memory_->data(), values.dtype, values.rows, values.cols};
+  }
+  /// The same, holding `values`.
+  Tensor fetch(Stream& stream, Tensor values, std::int64_t more) {
+    const Tensor staged = room(values, more);
+    device_.copy(stream, staged.data, values.data, values.bytes());
+    stream.synchronize();
+    return staged;
   }
   void store(Stream& stream, Tensor from, Tensor to) {
     device_.copy(stream, to.data, from.data, from.bytes());

@@ -113,8 +113,16 @@ void Resolver::layout() {
   const Deck::Model& m = deck_.model;
   if (p.context != 1)
     problem("parallel.context = {}: this version has context parallelism of 1 only", p.context);
-  if (p.pipeline != 1)
-    problem("parallel.pipeline = {}: this version has pipeline parallelism of 1 only", p.pipeline);
+  if (p.schedule == "interleaved" && p.chunks < 2) {
+    problem("parallel.schedule = interleaved needs parallel.chunks of 2 or more; it is {}", p.chunks);
+  }
+  if (p.schedule != "interleaved" && p.chunks != 1) {
+    problem("parallel.chunks = {} is for parallel.schedule = interleaved", p.chunks);
+  }
+  if (p.pipeline * p.chunks > m.layers) {
+    problem("pipeline {} × chunks {} = {} stages are more than model.layers = {}; allowed parallel.pipeline: up to {}", p.pipeline,
+            p.chunks, p.pipeline * p.chunks, m.layers, m.layers / p.chunks);
+  }
   const auto allowed = divisors(std::gcd(m.heads, m.mlp), ranks_);
   if (m.heads % p.tensor != 0 || m.mlp % p.tensor != 0) {
     problem("parallel.tensor = {} must divide model.heads = {} and model.mlp = {}; allowed with {} ranks: {}",

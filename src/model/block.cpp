@@ -174,10 +174,10 @@ void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_
   context_.ops.norm_backward(stream, args);
 }
 
-void BlockStack::mlp_backward(Stream& stream, const Weights& w, int layer, Tensor dx) {
+void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
-  const Tensor inner = tensor(rows_.inner, layer), activation = activated();
+  const Tensor inner = tensor(rows_.inner, slab), activation = activated();
   const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
 
   const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
@@ -190,16 +190,16 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int layer, Tenso
   weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
   ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = normed_whole});
   const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
-  norm_backward(stream, w.bucket, tensor(rows_.middle, layer), w.mlp_norm, w.mlp_norm_bias,
-                tensor(rows_.mlp_rstd, layer), tensor(rows_.mlp_mean, layer), dnormed, dx);
+  norm_backward(stream, w.bucket, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
+                tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
   weight_gradient(stream, w.bucket, inner, axis.gather(stream, dnormed, normed_whole), w.gate, w.up,
                   w.up_bias, w.up_bias);
 }
 
-void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer, Tensor dx) {
+void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
-  const Tensor qkv = tensor(rows_.qkv, layer), out = tensor(rows_.out, layer), dqkv = tensor(rows_.dqkv, 0);
+  const Tensor qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab), dqkv = tensor(rows_.dqkv, 0);
   const Tensor wide = tensor(rows_.wide, 0);
   const Tensor dout{wide.data, wide.dtype, out.rows, out.cols};
   const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
@@ -207,27 +207,27 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int layer,
   const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
   ops.matmul(stream, {.a = dy, .b = weight(w.o), .y = dout});
   weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
-  ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, layer), dout, dqkv);
+  ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, slab), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
-    ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, layer), tensor(rows_.head_rstd, layer),
+    ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, slab), tensor(rows_.head_rstd, slab),
                            weight(w.q_norm), weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
                            context_.parameters.accumulates(w.bucket));
   }
   ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = normed_whole});
   const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
-  norm_backward(stream, w.bucket, tensor(rows_.x, layer), w.attention_norm, w.attention_norm_bias,
-                tensor(rows_.attention_rstd, layer), tensor(rows_.attention_mean, layer), dnormed, dx);
+  norm_backward(stream, w.bucket, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
+                tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
   weight_gradient(stream, w.bucket, dqkv, axis.gather(stream, dnormed, normed_whole), w.q, w.v, w.q_bias,
                   w.v_bias);
 }
 
-void BlockStack::backward(Stream& stream, int layer, Tensor dx) {
+void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx) {
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  if (recomputed_[static_cast<std::size_t>(layer)])
-    run_to_inner(stream, layer, layer, {tensor(rows_.x, layer), {}});
-  mlp_backward(stream, w, layer, dx);
-  attention_backward(stream, w, layer, dx);
+  if (recomputed_[static_cast<std::size_t>(slab)])
+    run_to_inner(stream, layer, slab, {tensor(rows_.x, slab), {}});
+  mlp_backward(stream, w, slab, dx);
+  attention_backward(stream, w, slab, dx);
 }
 
 }  // namespace octet

@@ -4,12 +4,36 @@
 
 namespace octet {
 
-Network::Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed,
-                 Arena& saved, Arena& scratch)
-    : context_(context), blocks_(context, recomputed, saved, scratch), scratch_(scratch) {
+namespace {
+
+/// Of each slab: whether its layer is recomputed. Slabs lie by chunk, then layer, then slot.
+std::vector<bool> recomputed_slabs(const std::vector<Chunk>& chunks, const std::vector<bool>& recomputed) {
+  std::vector<bool> slabs;
+  for (const Chunk& chunk : chunks) {
+    for (int layer = 0; layer < chunk.layers; ++layer) {
+      const bool again = recomputed[static_cast<std::size_t>(chunk.first_layer + layer)];
+      slabs.insert(slabs.end(), static_cast<std::size_t>(chunk.in_flight), again);
+    }
+  }
+  return slabs;
+}
+
+}  // namespace
+
+Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers,
+                 std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
+    : context_(context),
+      chunks_(std::move(chunks)),
+      blocks_(context, recomputed_slabs(chunks_, recomputed), saved, scratch),
+      scratch_(scratch) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;
   const TensorAxis& tensor = context.tensor;
+  int next_slab = 0;
+  for (const Chunk& chunk : chunks_) {
+    first_slab_.push_back(next_slab);
+    next_slab += chunk.layers * chunk.in_flight;
+  }
   embedding_ = table.find("embedding.weight");
   if (!shape.rotary()) positions_ = table.find("positions.weight");
   head_ = shape.tied ? embedding_ : table.find("head.weight");
@@ -23,27 +47,33 @@ Network::Network(const LayerContext& context, std::int64_t logits_bytes, const s
 
   const std::int64_t t = context.tokens(), shard = tensor.shard(t), h = shape.hidden;
   const DType type = context.compute;
-  piece_ = std::clamp<std::int64_t>(logits_bytes / (local.rows * size_of(type)), 1, t);
-  if (piece_ > 128) piece_ -= piece_ % 128;
-  last_ = edges_.add("last stream", type, shard, h, Lifetime::kSaved);
-  last_rstd_ = edges_.add("norm.rstd", DType::kF32, 1, shard, Lifetime::kSaved);
-  last_mean_ = shape.norm() == NormKind::kLayer
-                   ? edges_.add("norm.mean", DType::kF32, 1, shard, Lifetime::kSaved)
-                   : -1;
-  normed_whole_ = edges_.add("last normed, all tokens", type, t, h, Lifetime::kScratch);
-  normed_ = tensor.sequence_parallel() ? edges_.add("last normed", type, shard, h, Lifetime::kScratch)
-                                       : normed_whole_;
-  gradient_ = edges_.add("stream gradient", type, shard, h, Lifetime::kScratch);
-  logits_ = edges_.add("logits", type, piece_, local.rows, Lifetime::kScratch);
-  partial_ = edges_.add("loss parts", DType::kF32, piece_, 3, Lifetime::kScratch);
-  partials_ =
-      edges_.add("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3, Lifetime::kScratch);
+  const auto work = [&](const char* name, DType dtype, std::int64_t rows, std::int64_t cols) {
+    return edges_.add(name, dtype, rows, cols, Lifetime::kScratch);
+  };
+  for (int i = 0; i < buffers.gradients; ++i) gradients_.push_back(work("stream gradient", type, shard, h));
+  for (int i = 0; i < buffers.outputs; ++i) outputs_.push_back(work("stream to the next stage", type, shard, h));
+  normed_whole_ = work("last normed, all tokens", type, t, h);
+  if (chunks_.back().head) {
+    last_ = work("last stream", type, shard, h);
+    last_rstd_ = work("norm.rstd", DType::kF32, 1, shard);
+    if (shape.norm() == NormKind::kLayer) last_mean_ = work("norm.mean", DType::kF32, 1, shard);
+    normed_ = tensor.sequence_parallel() ? work("last normed", type, shard, h) : normed_whole_;
+    piece_ = std::clamp<std::int64_t>(logits_bytes / (local.rows * size_of(type)), 1, t);
+    if (piece_ > 128) piece_ -= piece_ % 128;
+    logits_ = work("logits", type, piece_, local.rows);
+    partial_ = work("loss parts", DType::kF32, piece_, 3);
+    partials_ = work("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3);
+  }
   edges_.reserve({false}, saved, scratch);
   if (shape.rotary()) {
     rope_table_ = scratch.reserve(DType::kF32, context.sequence, shape.head_size);
   } else {
     position_order_ = scratch.reserve(DType::kI32, 1, t);
   }
+}
+
+int Network::slab(int chunk, int layer, int slot) const {
+  return first_slab_[static_cast<std::size_t>(chunk)] + layer * at(chunk).in_flight + slot;
 }
 
 void Network::prepare(Device& device, Stream& stream) {
@@ -73,37 +103,46 @@ Workload Network::workload() const {
           std::max({inner, shape.hidden, blocks_.attention().layout.packed()}), blocks_.attention()};
 }
 
-void Network::embed(Stream& stream, const DeviceBatch& batch) {
+void Network::embed(Stream& stream, const DeviceBatch& batch, Tensor to) {
   ParameterAccess& parameters = context_.parameters;
   const TensorAxis& tensor = context_.tensor;
   parameters.begin_forward(stream, 0);
   // With tensor parallelism every rank adds the rows it holds; one of them adds the positions.
   const bool with_positions = positions_ >= 0 && tensor.rank() == 0;
-  const Tensor out = tensor.sequence_parallel() ? edges_.tensor(normed_whole_, 0) : blocks_.input();
+  const Tensor out = tensor.sequence_parallel() ? edges_.tensor(normed_whole_, 0) : to;
   context_.ops.embedding_forward(stream, batch.ids, parameters.parameter(embedding_), first_id_,
                                  batch.positions,
                                  with_positions ? parameters.parameter(positions_) : Tensor{}, out);
-  tensor.reduce(stream, out, blocks_.input());
+  tensor.reduce(stream, out, to);
 }
 
-ResidualStream Network::run_blocks(Stream& stream, const DeviceBatch& batch, bool keep) {
+ResidualStream Network::run_blocks(Stream& stream, int chunk, int slot, const DeviceBatch& batch, bool keep) {
   if (rope_table_ >= 0) blocks_.set_positions(batch.positions, scratch_.tensor(rope_table_));
-  embed(stream, batch);
-  ResidualStream values{blocks_.input(), {}};
-  for (int layer = 0; layer < static_cast<int>(context_.shape.layers); ++layer) {
-    context_.parameters.begin_forward(stream, layer + 1);
-    values = blocks_.forward(stream, layer, keep ? layer : 0, values);
+  ResidualStream values{blocks_.input(slab(chunk, 0, slot)), {}};
+  if (at(chunk).embeds) embed(stream, batch, values.residual);
+  for (int layer = 0; layer < at(chunk).layers; ++layer) {
+    const int number = at(chunk).first_layer + layer;
+    context_.parameters.begin_forward(stream, number + 1);
+    values = blocks_.forward(stream, number, slab(chunk, keep ? layer : 0, slot), values);
   }
   return values;
 }
 
-void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, bool gradient,
+void Network::pass_on(Stream& stream, const ResidualStream& values, Tensor output) {
+  context_.ops.cast(stream, values.residual, output);
+  context_.ops.add(stream, values.delta, output);
+}
+
+void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor dx,
                    StepScalars* scalars) {
+  const bool gradient = static_cast<bool>(dx);
   ParameterAccess& parameters = context_.parameters;
   const TensorAxis& tensor = context_.tensor;
   const ModelShape& shape = context_.shape;
   Ops& ops = context_.ops;
   const int norm_bucket = context_.table.buckets() - 1, head_bucket = shape.tied ? 0 : norm_bucket;
+  // Where another stage embeds, this one's copy of a tied embedding is read here alone.
+  if (shape.tied && !chunks_.front().embeds) parameters.begin_forward(stream, 0);
   if (gradient) {
     parameters.begin_backward(stream, norm_bucket);
     if (shape.tied) parameters.begin_backward(stream, 0, false);
@@ -144,7 +183,6 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   if (!gradient) return;
 
   const Tensor dnormed = tensor.reduce(stream, whole, normed);
-  const Tensor dx = edges_.tensor(gradient_, 0);
   ops.fill(stream, dx, 0.0f);
   NormBackward args;
   args.kind = shape.norm();
@@ -162,15 +200,15 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   parameters.finish_backward(stream, norm_bucket);
 }
 
-void Network::embed_backward(Stream& stream, const DeviceBatch& batch) {
+void Network::embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gradient) {
   ParameterAccess& parameters = context_.parameters;
   Ops& ops = context_.ops;
-  if (!context_.shape.tied) parameters.begin_backward(stream, 0, false);
+  const bool head_came_first = context_.shape.tied && chunks_.back().head;
+  if (!head_came_first) parameters.begin_backward(stream, 0, false);
   const bool accumulate = parameters.accumulates(0);
-  const Tensor dx =
-      context_.tensor.gather(stream, edges_.tensor(gradient_, 0), edges_.tensor(normed_whole_, 0));
+  const Tensor dx = context_.tensor.gather(stream, gradient, edges_.tensor(normed_whole_, 0));
   const Tensor dtable = parameters.gradient(embedding_);
-  if (!context_.shape.tied && !accumulate) ops.fill(stream, dtable, 0.0f);
+  if (!head_came_first && !accumulate) ops.fill(stream, dtable, 0.0f);
   ops.embedding_backward(stream, batch.ids, batch.order, dx, first_id_, dtable);
   if (positions_ >= 0) {
     const Tensor dpositions = parameters.gradient(positions_);
@@ -180,20 +218,34 @@ void Network::embed_backward(Stream& stream, const DeviceBatch& batch) {
   parameters.finish_backward(stream, 0);
 }
 
-void Network::train(Stream& stream, const DeviceBatch& batch, StepScalars* scalars) {
-  const ResidualStream last = run_blocks(stream, batch, true);
-  head(stream, last, batch, true, scalars);
-  const Tensor gradient = edges_.tensor(gradient_, 0);
-  for (int layer = static_cast<int>(context_.shape.layers) - 1; layer >= 0; --layer) {
-    context_.parameters.begin_backward(stream, layer + 1);
-    blocks_.backward(stream, layer, gradient);
-    context_.parameters.finish_backward(stream, layer + 1);
+void Network::forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars) {
+  const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, true);
+  if (at(chunk).head) {
+    head(stream, values, batch, gradient(place), scalars);
+  } else {
+    pass_on(stream, values, output(place));
   }
-  embed_backward(stream, batch);
 }
 
-void Network::evaluate(Stream& stream, const DeviceBatch& batch, StepScalars* scalars) {
-  head(stream, run_blocks(stream, batch, false), batch, false, scalars);
+void Network::backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch) {
+  if (rope_table_ >= 0) blocks_.set_positions(batch.positions, scratch_.tensor(rope_table_));
+  const Tensor dx = gradient(place);
+  for (int layer = at(chunk).layers - 1; layer >= 0; --layer) {
+    const int number = at(chunk).first_layer + layer;
+    context_.parameters.begin_backward(stream, number + 1);
+    blocks_.backward(stream, number, slab(chunk, layer, place.slot), dx);
+    context_.parameters.finish_backward(stream, number + 1);
+  }
+  if (at(chunk).embeds) embed_backward(stream, batch, dx);
+}
+
+void Network::evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars) {
+  const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, false);
+  if (at(chunk).head) {
+    head(stream, values, batch, {}, scalars);
+  } else {
+    pass_on(stream, values, output(place));
+  }
 }
 
 }  // namespace octet

@@ -17,19 +17,26 @@ std::int64_t align(std::int64_t value, std::int64_t to) {
 
 }  // namespace
 
-BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank,
-                           int tensor_size, bool sequence_parallel, int slices)
+BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
+                           bool sequence_parallel, const std::vector<int>& slices)
     : table_(table), buckets_(static_cast<std::size_t>(table.buckets())) {
+  OCTET_ASSERT(slices.size() == buckets_.size());
   for (int row = 0; row < static_cast<int>(table.rows().size()); ++row) {
     const ParameterRow& parameter = table.rows()[static_cast<std::size_t>(row)];
-    Bucket& bucket = buckets_[static_cast<std::size_t>(parameter.bucket)];
+    const auto number = static_cast<std::size_t>(parameter.bucket);
+    Bucket& bucket = buckets_[number];
+    place_.emplace_back(parameter.bucket, static_cast<int>(bucket.entries.size()));
+    if (slices[number] == 0) continue;
     const LocalParameter local = local_part(parameter, shape, tensor_rank, tensor_size, sequence_parallel);
     const std::int64_t offset = parameter.follows ? bucket.size : align(bucket.size, kAlignment);
-    place_.emplace_back(parameter.bucket, static_cast<int>(bucket.entries.size()));
     bucket.entries.push_back({row, local, offset});
     bucket.size = offset + local.rows * local.cols;
   }
-  for (Bucket& bucket : buckets_) bucket.size = align(bucket.size, kAlignment * slices);
+  for (std::size_t number = 0; number < buckets_.size(); ++number) {
+    Bucket& bucket = buckets_[number];
+    bucket.slices = std::max(slices[number], 1);
+    bucket.size = align(bucket.size, kAlignment * bucket.slices);
+  }
 }
 
 const BucketEntry& BucketLayout::entry(int row) const {

@@ -6,6 +6,7 @@ namespace octet {
 
 void ParameterStore::initialise(Stream& stream, std::uint64_t seed) {
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
     const auto [begin, end] = optimizer_range(bucket);
     for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {
       const ParameterRow& row = layout_.table().rows()[static_cast<std::size_t>(placed.row)];
@@ -26,6 +27,7 @@ void ParameterStore::initialise(Stream& stream, std::uint64_t seed) {
 std::vector<ParameterStore::StateBox> ParameterStore::state_boxes(bool saving) const {
   std::vector<StateBox> result;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
     const auto [base, unused] = optimizer_range(bucket);
     const auto [begin, end] = saving ? owned_range(bucket) : optimizer_range(bucket);
     const BucketState& own = state(bucket);
@@ -55,6 +57,7 @@ std::vector<ParameterStore::StateBox> ParameterStore::held_boxes() const {
 std::vector<ParameterStore::StateBox> ParameterStore::gradient_boxes() const {
   std::vector<StateBox> result;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
     const auto [base, unused] = optimizer_range(bucket);
     const auto [begin, end] = owned_range(bucket);
     for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {

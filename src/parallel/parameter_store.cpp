@@ -13,8 +13,6 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
       micro_batches_(micro_batches),
       ranks_(ranks),
       timer_(timer),
-      data_rank_(ranks.data_gradients.rank()),
-      data_size_(ranks.data_gradients.size()),
       reduce_stream_(device.make_stream(true)),
       gather_stream_(device.make_stream(true)),
       ready_(device.make_event()) {
@@ -25,9 +23,12 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
 /// work; embeddings and an untied head, the largest buckets and never open at once, share a third. A tied
 /// embedding has it alone: it is open from the embedding to the end.
 int ParameterStore::place_of(int bucket) const {
-  const int last = static_cast<int>(layout_.buckets().size()) - 1;
-  const bool untied_head = bucket == last && layout_.bucket(last).size * 4 > layout_.bucket(1).size;
-  return bucket == 0 || untied_head ? 2 : bucket % 2;
+  const bool edge = bucket == 0 || layout_.bucket(bucket).entries.front().local.rows > 1;
+  const bool block = bucket > 0 && bucket + 1 < static_cast<int>(layout_.buckets().size());
+  if (edge && !block) return 2;
+  int turn = 0;
+  for (int other = 1; other < bucket; ++other) turn += held(other) ? 1 : 0;
+  return turn % 2;
 }
 
 void ParameterStore::reserve(DType compute) {
@@ -38,28 +39,35 @@ void ParameterStore::reserve(DType compute) {
   std::int64_t largest_slice = 0;
   std::vector<std::int64_t> place_size(3, 0);
   const int count = static_cast<int>(layout_.buckets().size());
+  bool any_staged = false, any_slotted = false;
   for (int bucket = 0; bucket < count; ++bucket) {
     const std::int64_t size = layout_.bucket(bucket).size;
     const auto [begin, end] = optimizer_range(bucket);
     Handles h{};
-    h.parameters = slotted() ? -1 : parameters_.reserve(compute, 1, size);
-    h.gradients = staged() ? -1 : gradients_.reserve(DType::kF32, 1, size);
-    h.slice = staged() ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
+    if (!held(bucket)) {
+      handles.push_back(h);
+      continue;
+    }
+    h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, size);
+    h.gradients = staged(bucket) ? -1 : gradients_.reserve(DType::kF32, 1, size);
+    h.slice = staged(bucket) ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
     h.master = optimizer_.reserve(DType::kF32, 1, end - begin);
     h.first = optimizer_.reserve(DType::kF32, 1, end - begin);
     h.second = optimizer_.reserve(DType::kF32, 1, end - begin);
     handles.push_back(h);
     largest_slice = std::max(largest_slice, slice(bucket));
+    any_staged = any_staged || staged(bucket);
+    any_slotted = any_slotted || slotted(bucket);
     auto& place = place_size[static_cast<std::size_t>(place_of(bucket))];
     place = std::max(place, size);
   }
-  if (slotted()) {
+  if (any_slotted) {
     for (const std::int64_t size : place_size) {
       slots_.push_back(
           {parameters_.reserve(compute, 1, size), -1, device_.make_event(), device_.make_event()});
     }
   }
-  if (staged()) {
+  if (any_staged) {
     for (const std::int64_t size : place_size) {
       stagings_.push_back({gradients_.reserve(DType::kF32, 1, size), device_.make_event()});
     }
@@ -72,11 +80,17 @@ void ParameterStore::reserve(DType compute) {
   for (int bucket = 0; bucket < count; ++bucket) {
     const Handles& h = handles[static_cast<std::size_t>(bucket)];
     BucketState state;
+    state.gathered = device_.make_event();
+    state.reduced = device_.make_event();
+    if (!held(bucket)) {
+      states_.push_back(std::move(state));
+      continue;
+    }
     state.place = place_of(bucket);
     const auto place = static_cast<std::size_t>(state.place);
     const std::int64_t size = layout_.bucket(bucket).size;
-    state.parameters = parameters_.tensor(slotted() ? slots_[place].handle : h.parameters).range(0, size);
-    if (staged()) {
+    state.parameters = parameters_.tensor(slotted(bucket) ? slots_[place].handle : h.parameters).range(0, size);
+    if (staged(bucket)) {
       state.gradients = gradients_.tensor(stagings_[place].handle).range(0, size);
       state.gradient_slice = gradients_.tensor(h.slice);
     } else {
@@ -85,8 +99,6 @@ void ParameterStore::reserve(DType compute) {
     state.master = optimizer_.tensor(h.master);
     state.first_moment = optimizer_.tensor(h.first);
     state.second_moment = optimizer_.tensor(h.second);
-    state.gathered = device_.make_event();
-    state.reduced = device_.make_event();
     states_.push_back(std::move(state));
   }
 }
@@ -98,7 +110,8 @@ std::vector<std::pair<std::string, std::int64_t>> ParameterStore::memory() const
 }
 
 std::pair<std::int64_t, std::int64_t> ParameterStore::owned_range(int bucket) const {
-  return {slice(bucket) * data_rank_, slice(bucket) * (data_rank_ + 1)};
+  const int rank = gradient_ranks(bucket).rank();
+  return {slice(bucket) * rank, slice(bucket) * (rank + 1)};
 }
 
 std::pair<std::int64_t, std::int64_t> ParameterStore::optimizer_range(int bucket) const {
@@ -107,7 +120,7 @@ std::pair<std::int64_t, std::int64_t> ParameterStore::optimizer_range(int bucket
 }
 
 Tensor ParameterStore::reduced_gradient(int bucket) const {
-  if (staged()) return state(bucket).gradient_slice;
+  if (staged(bucket)) return state(bucket).gradient_slice;
   const auto [begin, end] = optimizer_range(bucket);
   return state(bucket).gradients.range(begin, end - begin);
 }
@@ -133,8 +146,13 @@ Tensor ParameterStore::gradient(int first, int last) {
   return view(state(layout_.bucket_of(first)).gradients, first, last);
 }
 
-bool ParameterStore::accumulates(int) const {
-  return !staged() && micro_batch_ > 0;
+void ParameterStore::begin_step(Stream& stream) {
+  // Two stages add to a shared embedding, each only where it works; what they do not touch must be zero.
+  if (shared(0) && held(0)) ops_.fill(stream, state(0).gradients, 0.0f);
+}
+
+bool ParameterStore::accumulates(int bucket) const {
+  return shared(bucket) || (!staged(bucket) && micro_batch_ > 0);
 }
 
 void ParameterStore::begin_forward(Stream& stream, int bucket) {
@@ -143,30 +161,30 @@ void ParameterStore::begin_forward(Stream& stream, int bucket) {
 
 void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads) {
   if (reads) use(stream, bucket, bucket - 1);
-  if (!staged()) return;
+  if (!staged(bucket)) return;
   timer_.begin(stream);
   stagings_[static_cast<std::size_t>(state(bucket).place)].free->block(stream);
   timer_.end(stream);
 }
 
 void ParameterStore::use(Stream& stream, int bucket, int next) {
-  if (slotted()) {
+  if (slotted(bucket)) {
     // All that reads the bucket before this one is queued.
     if (in_use_ >= 0 && in_use_ != bucket) slot_of(in_use_).released->record(stream);
     in_use_ = bucket;
     fetch(bucket);
     // The backward pass needs no embedding.
-    if (next > 0 && next < static_cast<int>(states_.size())) fetch(next);
+    const bool fetches = next > 0 && next < static_cast<int>(states_.size()) && held(next) && slotted(next);
+    if (fetches && state(next).place != state(bucket).place) fetch(next);
   }
   timer_.begin(stream);
-  (slotted() ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
+  (slotted(bucket) ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
   timer_.end(stream);
 }
 
 void ParameterStore::fetch(int bucket) {
   Slot& slot = slot_of(bucket);
   if (slot.holds == bucket) return;
-  OCTET_ASSERT(slot.holds < 0 || slot.holds != in_use_);
   slot.holds = bucket;
   Stream& gather = *gather_stream_;
   // Every slot is released after an update, so waiting for its last reader is waiting for the masters too.
@@ -175,7 +193,7 @@ void ParameterStore::fetch(int bucket) {
   const auto [begin, end] = owned_range(bucket);
   const Tensor part = own.parameters.range(begin, end - begin);
   ops_.cast(gather, own.master, part);
-  ranks_.data_parameters.all_gather(gather, part, own.parameters);
+  parameter_ranks(bucket).all_gather(gather, part, own.parameters);
   slot.gathered->record(gather);
 }
 
@@ -185,37 +203,50 @@ void ParameterStore::drop_slots(Stream& stream) {
     slot.released->record(stream);
   }
   in_use_ = -1;
+  // Both stages of a shared embedding gather it at the same point of a step.
+  if (shared(0) && held(0) && slotted(0)) fetch(0);
+}
+
+void ParameterStore::reduce_whole(Stream& reduce, int bucket) {
+  BucketState& own = state(bucket);
+  if (stage_.shards_optimizer()) {
+    const auto [begin, end] = owned_range(bucket);
+    gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, own.gradients.range(begin, end - begin));
+  } else {
+    gradient_ranks(bucket).all_reduce(reduce, own.gradients, ReduceOp::kSum);
+  }
+  own.reduced->record(reduce);
 }
 
 void ParameterStore::finish_backward(Stream& stream, int bucket) {
-  if (data_size_ == 1 || (!staged() && micro_batch_ + 1 < micro_batches_)) return;
+  if (group_size(bucket) == 1 || shared(bucket)) return;
+  if (!staged(bucket) && micro_batch_ + 1 < micro_batches_) return;
   BucketState& own = state(bucket);
   Stream& reduce = *reduce_stream_;
   ready_->record(stream);
   ready_->block(reduce);
-  Communicator& data = ranks_.data_gradients;
-  if (staged()) {
-    const bool add = micro_batch_ > 0;
-    const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
-    data.reduce_scatter(reduce, own.gradients, to);
-    if (add) ops_.add(reduce, to, own.gradient_slice);
-    stagings_[static_cast<std::size_t>(own.place)].free->record(reduce);
-  } else if (stage_.shards_optimizer()) {
-    const auto [begin, end] = owned_range(bucket);
-    data.reduce_scatter(reduce, own.gradients, own.gradients.range(begin, end - begin));
-  } else {
-    data.all_reduce(reduce, own.gradients, ReduceOp::kSum);
-  }
+  if (!staged(bucket)) return reduce_whole(reduce, bucket);
+  const bool add = micro_batch_ > 0;
+  const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
+  gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, to);
+  if (add) ops_.add(reduce, to, own.gradient_slice);
+  stagings_[static_cast<std::size_t>(own.place)].free->record(reduce);
   own.reduced->record(reduce);
 }
 
 void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
   const int count = static_cast<int>(states_.size());
+  if (shared(0) && held(0)) {
+    ready_->record(stream);
+    ready_->block(*reduce_stream_);
+    reduce_whole(*reduce_stream_, 0);
+  }
   timer_.begin(stream);
   for (int bucket = 0; bucket < count; ++bucket) state(bucket).reduced->block(stream);
   timer_.end(stream);
   const bool first_of_tensor = ranks_.tensor.rank() == 0;
   for (int bucket = 0; bucket < count; ++bucket) {
+    if (!held(bucket)) continue;
     const auto [begin, end] = optimizer_range(bucket);
     const auto [owned_begin, owned_end] = owned_range(bucket);
     const Tensor gradient = reduced_gradient(bucket);
@@ -239,6 +270,7 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
 
 void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars) {
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
     BucketState& own = state(bucket);
     const auto [begin, end] = optimizer_range(bucket);
     const Tensor gradient = reduced_gradient(bucket);
@@ -247,36 +279,42 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
       ops_.adamw(
           stream,
           {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
-           gradient.range(at, size), slotted() ? Tensor{} : own.parameters.range(region.begin, size),
+           gradient.range(at, size), slotted(bucket) ? Tensor{} : own.parameters.range(region.begin, size),
            settings.beta1, settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
           scalars);
     }
     gather(stream, bucket);
   }
-  if (!slotted()) return;
+  if (slots_.empty()) return;
   drop_slots(stream);
-  fetch(0);
-  fetch(1);
+  // What the next step begins with.
+  const int count = static_cast<int>(states_.size());
+  for (int bucket = 0, fetched = 0; bucket < count && fetched < 2; ++bucket) {
+    if (!held(bucket) || !slotted(bucket)) continue;
+    fetch(bucket);
+    ++fetched;
+  }
 }
 
 void ParameterStore::gather(Stream& stream, int bucket) {
-  if (!stage_.shards_optimizer() || data_size_ == 1 || slotted()) return;
+  if (!stage_.shards_optimizer() || group_size(bucket) == 1 || slotted(bucket)) return;
   BucketState& own = state(bucket);
   ready_->record(stream);
   ready_->block(*gather_stream_);
   const auto [begin, end] = owned_range(bucket);
-  ranks_.data_parameters.all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
+  parameter_ranks(bucket).all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
                                     own.parameters);
   own.gathered->record(*gather_stream_);
 }
 
 void ParameterStore::publish(Stream& stream) {
-  if (slotted()) return drop_slots(stream);
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket) || slotted(bucket)) continue;
     const auto [begin, end] = optimizer_range(bucket);
     ops_.cast(stream, state(bucket).master, state(bucket).parameters.range(begin, end - begin));
     gather(stream, bucket);
   }
+  if (!slots_.empty()) drop_slots(stream);
 }
 
 }  // namespace octet

@@ -30,10 +30,17 @@ Grid::Grid(MPI_Comm ranks, const GridPoint& sizes) : sizes_(sizes) {
   const int data_line = rank - place_.data * sizes.tensor * sizes.context;
   MPI_Comm_split(ranks, tensor_line, place_.tensor, &tensor_);
   MPI_Comm_split(ranks, data_line, place_.data, &data_);
+  const int stage = sizes.tensor * sizes.context * sizes.data;  // ranks of one
+  MPI_Comm_split(ranks, rank % stage, place_.pipeline, &pipeline_);
+  const bool first = place_.pipeline == 0, last = place_.pipeline == sizes.pipeline - 1;
+  const int end_line = first || last ? data_line % stage : MPI_UNDEFINED;
+  MPI_Comm_split(ranks, end_line, place_.pipeline * sizes.data + place_.data, &ends_);
 }
 
 Grid::~Grid() {
   if (std::uncaught_exceptions() > 0) return;
+  if (ends_ != MPI_COMM_NULL) MPI_Comm_free(&ends_);
+  MPI_Comm_free(&pipeline_);
   MPI_Comm_free(&data_);
   MPI_Comm_free(&tensor_);
 }

@@ -42,32 +42,37 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       table_(shape_),
       grid_(world.ranks(), grid_sizes(deck.parallel)),
       device_(device),
+      stages_(plan_stages(deck_, shape_, grid_)),
       tensor_(make_communicator(grid_.tensor(), device, shared, "tensor")),
       data_gradients_(make_communicator(grid_.data(), device, shared, "data (gradients)")),
       data_parameters_(make_communicator(grid_.data(), device, shared, "data (parameters)")),
       everyone_(make_communicator(world.ranks(), device, shared, "world")),
+      pipeline_(make_communicator(grid_.pipeline(), device, shared, "pipeline")),
       stream_(device.make_stream()),
       ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
                                              : make_cuda_ops(device, deck.run.deterministic)),
       timer_(device),
       axis_(*tensor_, deck.parallel.sequence, timer_),
-      layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(),
-              data_gradients_->size()) {
+      layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), stages_.slices) {
   const BatchCut cut = this->cut();
   const DType compute = compute_type(deck_);
+  if (stages_.shares_embedding) {
+    embedding_gradients_ = make_communicator(grid_.ends(), device, shared, "embedding (gradients)");
+    embedding_parameters_ = make_communicator(grid_.ends(), device, shared, "embedding (parameters)");
+  }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *tensor_},
+      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
       timer_);
   const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.sequence};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
   }
-  network_ = std::make_unique<Network>(context, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
+  network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
 
   const std::vector<float> rates = learning_rates(deck_);
-  packed_ = small_.reserve(DType::kI32, 4, cut.tokens());
+  packed_ = small_.reserve(DType::kI32, 4 * cut.micro_batches(), cut.tokens());
   rates_ = small_.reserve(DType::kF32, 1, static_cast<std::int64_t>(rates.size()));
   scalars_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
   evaluation_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
@@ -124,11 +129,31 @@ void Engine::restart_clock() {
   slot(queued_ + 2).end->record(*stream_);
 }
 
-DeviceBatch Engine::upload(const MicroBatch& batch) {
-  const Tensor packed = small_.tensor(packed_);
+DeviceBatch Engine::upload(const MicroBatch& batch, int index) {
+  const Tensor packed = small_.tensor(packed_).row_range(4 * index, 4);
   device_.copy(*stream_, packed.data, batch.packed, batch.bytes());
-  const auto row = [&](std::int64_t index) { return packed.row_range(index, 1); };
+  const auto row = [&](std::int64_t number) { return packed.row_range(number, 1); };
   return {row(0), row(1), row(2), row(3)};
+}
+
+void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars) {
+  const Place& place =
+      stages_.places[static_cast<std::size_t>(action.chunk)][static_cast<std::size_t>(action.micro_batch)];
+  const bool message = is_message(action.kind);
+  const int peer = message ? stages_.schedule.peer(grid_.place().pipeline, action) : 0;
+  if (message) timer_.begin(*stream_);
+  store_->begin_micro_batch(action.micro_batch);
+  switch (action.kind) {
+    case ActionKind::kForward: network_->forward(*stream_, action.chunk, place, batch, scalars); break;
+    case ActionKind::kBackward: network_->backward(*stream_, action.chunk, place, batch); break;
+    case ActionKind::kSendForward: pipeline_->send(*stream_, network_->output(place), peer); break;
+    case ActionKind::kReceiveForward: pipeline_->receive(*stream_, network_->input(action.chunk, place), peer); break;
+    case ActionKind::kSendBackward: pipeline_->send(*stream_, network_->gradient(place), peer); break;
+    case ActionKind::kReceiveBackward: pipeline_->receive(*stream_, network_->gradient(place), peer); break;
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight: OCTET_ASSERT(!"split backward passes are not executed");
+  }
+  if (message) timer_.end(*stream_);
 }
 
 void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
@@ -139,9 +164,11 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   const Tensor memory = small_.tensor(scalars_);
   auto* scalars = static_cast<StepScalars*>(memory.data);
   device_.zero(*stream_, scalars, kSummedBytes);
-  for (std::size_t index = 0; index < batches.size(); ++index) {
-    store_->begin_micro_batch(static_cast<int>(index));
-    network_->train(*stream_, upload(batches[index]), scalars);
+  store_->begin_step(*stream_);
+  std::vector<DeviceBatch> uploaded;
+  for (const MicroBatch& batch : batches) uploaded.push_back(upload(batch, static_cast<int>(uploaded.size())));
+  for (const Action& action : stages_.schedule.ranks[static_cast<std::size_t>(grid_.place().pipeline)]) {
+    execute(action, uploaded[static_cast<std::size_t>(action.micro_batch)], scalars);
   }
   store_->finish_gradients(*stream_, scalars);
   const auto& optimizer = deck_.optimizer;
@@ -177,6 +204,19 @@ StepResult Engine::result() {
   return result;
 }
 
+void Engine::evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars) {
+  const PipelineSchedule& schedule = stages_.schedule;
+  const int rank = grid_.place().pipeline;
+  const Place place{0, 0, 0};
+  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    const Chunk& part = stages_.chunks[static_cast<std::size_t>(chunk)];
+    const Action receive{ActionKind::kReceiveForward, 0, chunk}, send{ActionKind::kSendForward, 0, chunk};
+    if (!part.embeds) pipeline_->receive(*stream_, network_->input(chunk, place), schedule.peer(rank, receive));
+    network_->evaluate(*stream_, chunk, place, batch, scalars);
+    if (!part.head) pipeline_->send(*stream_, network_->output(place), schedule.peer(rank, send));
+  }
+}
+
 Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
   OCTET_ASSERT(pending() == 0);
   const BatchCut cut = this->cut();
@@ -193,8 +233,7 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
       own.push_back(sample < count ? sample : -1);  // past the end: a sample without targets
     }
     fill_micro_batch(file, cut.sequence, own, static_cast<std::int32_t*>(packed->data()));
-    network_->evaluate(*stream_, upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}),
-                       scalars);
+    evaluate_micro_batch(upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}, 0), scalars);
     stream_->synchronize();  // the batch memory is used again
   }
   everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);

@@ -70,7 +70,7 @@ TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
       for (const ParameterRow& row : table.rows())
         owners.emplace_back(static_cast<std::size_t>(row.rows * row.cols), 0);
       for (int rank = 0; rank < tensor; ++rank) {
-        const BucketLayout layout(table, shape, rank, tensor, true, slices);
+        const BucketLayout layout(table, shape, rank, tensor, true, std::vector<int>(table.buckets(), slices));
         for (int bucket = 0; bucket < table.buckets(); ++bucket) {
           const std::int64_t slice = layout.bucket(bucket).size / slices;
           for (int data = 0; data < slices; ++data) {
@@ -97,7 +97,7 @@ TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
 TEST(BucketLayout, RegionsCoverARangeInOrder) {
   const ModelShape shape = odd_shape();
   const ParameterTable table(shape);
-  const BucketLayout layout(table, shape, 1, 4, true, 2);
+  const BucketLayout layout(table, shape, 1, 4, true, std::vector<int>(table.buckets(), 2));
   for (int bucket = 0; bucket < table.buckets(); ++bucket) {
     const std::int64_t size = layout.bucket(bucket).size, begin = size / 2;
     std::int64_t at = begin;
@@ -115,7 +115,7 @@ TEST(BucketLayout, FusedMatricesAreContiguous) {
   const ModelShape shape = odd_shape();
   const ParameterTable table(shape);
   for (const int tensor : {1, 2, 4}) {
-    const BucketLayout layout(table, shape, tensor - 1, tensor, false, 8);
+    const BucketLayout layout(table, shape, tensor - 1, tensor, false, std::vector<int>(table.buckets(), 8));
     for (std::size_t row = 1; row < table.rows().size(); ++row) {
       if (!table.rows()[row].follows) continue;
       const BucketEntry &before = layout.entry(static_cast<int>(row) - 1),

@@ -31,7 +31,9 @@ class Communicator {
   /// Part r of out (size()·n elements) = rank r's in (n elements). `in` may be exactly this rank's part of
   /// `out`.
   virtual void all_gather(Stream& stream, Tensor in, Tensor out) = 0;
-  virtual void broadcast(Stream& stream, Tensor values, int root) = 0;
+  /// Point to point. Neither returns (CPU), or lets the stream go on (GPU), before the other side has met it.
+  virtual void send(Stream& stream, Tensor values, int to) = 0;
+  virtual void receive(Stream& stream, Tensor values, int from) = 0;
 };
 
 /// Blocking collectives of MPI on host memory. Duplicates `ranks`.

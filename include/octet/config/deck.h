@@ -27,7 +27,8 @@ struct Deck {
   struct Parallel {
     std::int64_t data = 0, tensor = 1, context = 1, pipeline = 1, zero = 1;
     bool sequence = false;
-    std::string schedule = "1f1b";
+    std::string schedule = "1f1b";  ///< 1f1b | interleaved | zero_bubble
+    std::int64_t chunks = 1;        ///< interleaved: virtual stages a rank
   } parallel;
   struct Batch {
     std::int64_t sequence = 0, micro = 1, global = 0;

@@ -37,8 +37,8 @@ struct ResidualStream {
 /// activation are never saved: the backward kernels that read their inputs anyway write them once more.
 class BlockStack {
  public:
-  /// Declares activations of all layers in the arenas. `recomputed`: the layers whose forward pass runs again
-  /// in the backward pass.
+  /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once. `recomputed`, of
+  /// each slab: whether its layer's forward pass runs again in the backward pass.
   BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
@@ -49,13 +49,12 @@ class BlockStack {
     rope_table_ = rope_table;
   }
 
-  /// Where the input of layer 0 is to be written: [tokens of this rank, hidden].
-  Tensor input() const { return tensor(rows_.x, 0); }
-  /// Runs one layer. With `slab` another layer's memory is used for what is saved (evaluation runs all layers
-  /// in slab 0).
+  /// Where the input of a layer that uses this slab may be written: [tokens of this rank, hidden].
+  Tensor input(int slab) const { return tensor(rows_.x, slab); }
+  /// Runs one layer of the model, keeping in `slab` what the backward pass needs. (Evaluation runs all layers in one slab.)
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
-  void backward(Stream& stream, int layer, Tensor gradient);
+  void backward(Stream& stream, int layer, int slab, Tensor gradient);
 
  private:
   struct Weights {  ///< rows of the parameter table; -1 where the model has none
@@ -83,8 +82,8 @@ class BlockStack {
   /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
   void norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd,
                      Tensor mean, Tensor dy, Tensor gradient);
-  void attention_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
-  void mlp_backward(Stream& stream, const Weights& weights, int layer, Tensor gradient);
+  void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
+  void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
   void weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
                        int last_bias);

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "octet/model/block.h"
+#include "octet/model/chunk.h"
 
 namespace octet {
 
@@ -9,42 +13,57 @@ struct DeviceBatch {
   Tensor ids, targets, positions, order;
 };
 
-/// The whole model on one rank: embeddings, blocks, final norm, head and loss.
+/// The part of the model that one rank works on, in chunks: embeddings, blocks, final norm, head and loss. A Place
+/// tells the micro-batches apart that are held at once.
 class Network {
  public:
   /// Declares activations in the arenas. `logits_bytes`: largest piece of the logits held at once;
-  /// `recomputed`: the layers that run again in the backward pass.
-  Network(const LayerContext& context, std::int64_t logits_bytes, const std::vector<bool>& recomputed,
-          Arena& saved, Arena& scratch);
+  /// `recomputed`, of each layer of the model: whether it runs again in the backward pass.
+  Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers, std::int64_t logits_bytes,
+          const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
   /// Fills the tables that do not change. After the arenas are committed.
   void prepare(Device& device, Stream& stream);
 
-  /// Forward and backward of a micro-batch: gradients of the summed token loss go to the parameter access;
-  /// loss and target count are added to `scalars`.
-  void train(Stream& stream, const DeviceBatch& batch, StepScalars* scalars);
-  /// Forward only: loss and target count.
-  void evaluate(Stream& stream, const DeviceBatch& batch, StepScalars* scalars);
+  /// Where the stream from the chunk before goes, and where the stream for the next chunk is found.
+  Tensor input(int chunk, const Place& place) const { return blocks_.input(slab(chunk, 0, place.slot)); }
+  Tensor output(const Place& place) const { return buffer(outputs_, place.output); }
+  /// The gradient of a chunk's output before backward(), of its input after it.
+  Tensor gradient(const Place& place) const { return buffer(gradients_, place.gradient); }
 
-  const ActivationTable& block_activations() const { return blocks_.activations(); }
-  const ActivationTable& edge_activations() const { return edges_; }
+  /// Forward pass of a micro-batch. A chunk with the head also adds loss and target count to `scalars` and, while it is at the
+  /// logits, computes their gradient: gradients of the summed token loss go to the parameter access.
+  void forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
+  void backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch);
+  /// Forward only, keeping nothing: loss and target count.
+  void evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
+
+  const std::vector<Chunk>& chunks() const { return chunks_; }
   Workload workload() const;
 
  private:
-  void embed(Stream& stream, const DeviceBatch& batch);
-  ResidualStream run_blocks(Stream& stream, const DeviceBatch& batch, bool keep);
-  /// Final norm, logits piece by piece, loss; with `gradient` also the gradient of the last stream, left in
-  /// gradient_.
-  void head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, bool gradient,
-            StepScalars* scalars);
-  void embed_backward(Stream& stream, const DeviceBatch& batch);
+  int slab(int chunk, int layer, int slot) const;
+  const Chunk& at(int chunk) const { return chunks_[static_cast<std::size_t>(chunk)]; }
+  void embed(Stream& stream, const DeviceBatch& batch, Tensor out);
+  Tensor buffer(const std::vector<int>& rows, int index) const {
+    return edges_.tensor(rows.at(static_cast<std::size_t>(index)), 0);
+  }
+  ResidualStream run_blocks(Stream& stream, int chunk, int slot, const DeviceBatch& batch, bool keep);
+  /// Writes residual + delta where the next stage's input is sent from.
+  void pass_on(Stream& stream, const ResidualStream& values, Tensor output);
+  /// Final norm, logits piece by piece, loss; with `gradient` also the gradient of the last stream.
+  void head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor gradient, StepScalars* scalars);
+  void embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gradient);
 
   LayerContext context_;
+  std::vector<Chunk> chunks_;
+  std::vector<int> first_slab_;   ///< of each chunk
   BlockStack blocks_;
   ActivationTable edges_;
   Arena& scratch_;
-  int last_ = 0, last_rstd_ = 0, last_mean_ = 0, normed_ = 0, normed_whole_ = 0, gradient_ = 0;
-  int logits_ = 0, partial_ = 0, partials_ = 0, rope_table_ = -1, position_order_ = -1;
-  std::int64_t piece_ = 0;                 ///< rows of logits held at once
+  int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
+  int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1, position_order_ = -1;
+  std::vector<int> outputs_, gradients_;
+  std::int64_t piece_ = 0;        ///< rows of logits held at once
   std::int64_t first_id_ = 0, valid_ = 0;  ///< ids of the vocabulary that this tensor rank holds
   int embedding_ = 0, positions_ = -1, head_ = 0, norm_ = 0, norm_bias_ = -1;
 };

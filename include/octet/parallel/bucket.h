@@ -17,7 +17,9 @@ struct BucketEntry {
 /// All parameters of a layer in one flat buffer, padded so that data ranks own equal contiguous slices.
 struct Bucket {
   std::vector<BucketEntry> entries;
-  std::int64_t size = 0;  ///< elements, padding included
+  std::int64_t size = 0;  ///< elements, padding included; 0 where this rank does not hold the bucket
+  int slices = 1;         ///< into which the bucket is cut
+  std::int64_t slice() const { return size / slices; }
 };
 
 /// A run of elements of a bucket that the optimizer treats alike.
@@ -35,12 +37,12 @@ struct PlacedBox {
   bool replicated = false;
 };
 
-/// Where every parameter lies on one tensor rank. The same for all tensor ranks but for the boxes; slices are
-/// `size / slices` long.
+/// Where every parameter that a rank holds lies. The same for all tensor ranks but for the boxes.
 class BucketLayout {
  public:
+  /// `slices`: of each bucket, the number of ranks that share it; 0 for a bucket that this rank does not hold.
   BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
-               bool sequence_parallel, int slices);
+               bool sequence_parallel, const std::vector<int>& slices);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const Bucket& bucket(int number) const { return buckets_.at(static_cast<std::size_t>(number)); }

@@ -27,6 +27,10 @@ struct StoreRanks {
   Communicator& data_gradients;
   Communicator& data_parameters;
   Communicator& tensor;
+  /// The data ranks of the first and the last pipeline stage together, where both hold a tied embedding: its one gradient is the sum over all
+  /// of them, and its one optimizer state is cut over all of them. Null elsewhere.
+  Communicator* embedding_gradients = nullptr;
+  Communicator* embedding_parameters = nullptr;
 };
 
 /// AdamW's settings that do not change from step to step.
@@ -50,7 +54,8 @@ class ParameterStore final : public ParameterAccess {
   /// Makes compute parameters of the masters on all ranks.
   void publish(Stream& stream);
 
-  /// Starts micro-batch `index` of a step.
+  void begin_step(Stream& stream);
+  /// What follows belongs to micro-batch `index` of the step; each bucket meets them in rising order.
   void begin_micro_batch(int index) { micro_batch_ = index; }
   Tensor parameter(int first, int last) override;
   Tensor gradient(int first, int last) override;
@@ -100,14 +105,23 @@ class ParameterStore final : public ParameterAccess {
         released;  ///< filled; no longer read by what is queued on the compute stream
   };
 
-  std::int64_t slice(int bucket) const { return layout_.bucket(bucket).size / data_size_; }
+  bool held(int bucket) const { return layout_.bucket(bucket).size > 0; }
+  /// Whether two pipeline stages share the bucket. Its gradients are reduced when the step's last micro-batch is done everywhere, since stages
+  /// reach it at different times.
+  bool shared(int bucket) const { return bucket == 0 && ranks_.embedding_gradients != nullptr; }
+  Communicator& gradient_ranks(int bucket) const { return shared(bucket) ? *ranks_.embedding_gradients : ranks_.data_gradients; }
+  Communicator& parameter_ranks(int bucket) const { return shared(bucket) ? *ranks_.embedding_parameters : ranks_.data_parameters; }
+  std::int64_t slice(int bucket) const { return layout_.bucket(bucket).slice(); }
   /// What the optimizer of this rank updates, in elements of the bucket.
   std::pair<std::int64_t, std::int64_t> optimizer_range(int bucket) const;
   std::pair<std::int64_t, std::int64_t> owned_range(int bucket) const;
   /// The reduced gradient over the optimizer range.
   Tensor reduced_gradient(int bucket) const;
-  bool staged() const { return stage_.shards_gradients() && data_size_ > 1; }
-  bool slotted() const { return stage_.shards_parameters() && data_size_ > 1; }
+  int group_size(int bucket) const { return gradient_ranks(bucket).size(); }
+  bool staged(int bucket) const { return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket); }
+  bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
+  /// Sums a bucket's gradients over its ranks, on the reduction stream, leaving them in the optimizer range.
+  void reduce_whole(Stream& stream, int bucket);
   int place_of(int bucket) const;
   BucketState& state(int bucket) { return states_.at(static_cast<std::size_t>(bucket)); }
   const BucketState& state(int bucket) const { return states_.at(static_cast<std::size_t>(bucket)); }
@@ -129,7 +143,6 @@ class ParameterStore final : public ParameterAccess {
   int micro_batch_ = 0;
   StoreRanks ranks_;
   StreamTimer& timer_;
-  int data_rank_, data_size_;
   std::unique_ptr<Stream> reduce_stream_, gather_stream_;
   std::unique_ptr<Event> ready_;  ///< reused: "this stream has come so far"
   Arena parameters_{"parameters"}, gradients_{"gradients"}, optimizer_{"optimizer state"};

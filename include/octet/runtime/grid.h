@@ -28,12 +28,15 @@ class Grid {
   const GridPoint& place() const { return place_; }
   MPI_Comm tensor() const { return tensor_; }
   MPI_Comm data() const { return data_; }
+  MPI_Comm pipeline() const { return pipeline_; }
+  /// The data lines of the first and the last pipeline stage together, first stage first; MPI_COMM_NULL on other stages.
+  MPI_Comm ends() const { return ends_; }
   /// "data 4 × tensor 2"; axes of size 1 are left out.
   std::string describe() const;
 
  private:
   GridPoint sizes_, place_;
-  MPI_Comm tensor_ = MPI_COMM_NULL, data_ = MPI_COMM_NULL;
+  MPI_Comm tensor_ = MPI_COMM_NULL, data_ = MPI_COMM_NULL, pipeline_ = MPI_COMM_NULL, ends_ = MPI_COMM_NULL;
 };
 
 }  // namespace octet

@@ -13,6 +13,7 @@
 #include "octet/parallel/parameter_store.h"
 #include "octet/runtime/grid.h"
 #include "octet/runtime/world.h"
+#include "octet/train/stage_plan.h"
 
 namespace octet {
 
@@ -43,6 +44,7 @@ class Engine {
   const ModelShape& shape() const { return shape_; }
   const ParameterTable& table() const { return table_; }
   const Grid& grid() const { return grid_; }
+  const StagePlan& stages() const { return stages_; }
   BatchCut cut() const;
   std::string layout() const;
   /// Bytes on the device by class.
@@ -70,7 +72,11 @@ class Engine {
   void restored(std::int64_t updates);
 
  private:
-  DeviceBatch upload(const MicroBatch& batch);
+  /// Copies a micro-batch into device place `index`.
+  DeviceBatch upload(const MicroBatch& batch, int index);
+  void execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars);
+  /// Forward pass of one micro-batch through all stages in turn.
+  void evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars);
 
   struct Slot {  ///< what is read back of one step
     std::unique_ptr<Buffer> scalars;
@@ -86,7 +92,9 @@ class Engine {
   ParameterTable table_;
   Grid grid_;
   Device& device_;
-  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_;
+  StagePlan stages_;
+  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, pipeline_;
+  std::unique_ptr<Communicator> embedding_gradients_, embedding_parameters_;  ///< null where no embedding is shared
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
   StreamTimer timer_;

@@ -89,11 +89,12 @@ class NcclCommunicator final : public Communicator {
           "ncclAllGather");
   }
 
-  void broadcast(Stream& stream, Tensor values, int root) override {
-    if (size_ == 1 || values.size() == 0) return;
-    check(ncclBroadcast(values.data, values.data, count(values), type_of(values.dtype), root, handle_,
-                        enter(stream)),
-          "ncclBroadcast");
+  void send(Stream& stream, Tensor values, int to) override {
+    check(ncclSend(values.data, count(values), type_of(values.dtype), to, handle_, enter(stream)), "ncclSend");
+  }
+
+  void receive(Stream& stream, Tensor values, int from) override {
+    check(ncclRecv(values.data, count(values), type_of(values.dtype), from, handle_, enter(stream)), "ncclRecv");
   }
 
  private:

@@ -1,0 +1,109 @@
+#include "octet/train/stage_plan.h"
+
+#include <algorithm>
+
+#include "octet/base/error.h"
+#include "octet/parallel/stage_table.h"
+
+namespace octet {
+
+namespace {
+
+/// Hands out numbers, the smallest free one first, and remembers how many there were at most.
+class Places {
+ public:
+  int take() {
+    const auto free = std::find(taken_.begin(), taken_.end(), false);
+    const int number = static_cast<int>(free - taken_.begin());
+    if (free == taken_.end()) taken_.push_back(true);
+    taken_[static_cast<std::size_t>(number)] = true;
+    return number;
+  }
+  void give_back(int number) { taken_[static_cast<std::size_t>(number)] = false; }
+  int most() const { return static_cast<int>(taken_.size()); }
+
+ private:
+  std::vector<bool> taken_;
+};
+
+/// Walks a rank's actions and gives every micro-batch its buffers for as long as it needs them: activations from the arrival of the input to the
+/// end of the backward pass, an output until it is sent, a gradient from its arrival (with the head: from the forward pass) until it is passed back.
+void find_places(const std::vector<Action>& actions, StagePlan& plan) {
+  const std::size_t chunks = plan.chunks.size();
+  const Place nowhere{-1, -1, -1};
+  plan.places.assign(chunks, std::vector<Place>(static_cast<std::size_t>(plan.schedule.micro_batches), nowhere));
+  std::vector<Places> slots(chunks);
+  Places outputs, gradients;
+  for (const Action& action : actions) {
+    const auto chunk = static_cast<std::size_t>(action.chunk);
+    Place& place = plan.places[chunk][static_cast<std::size_t>(action.micro_batch)];
+    const Chunk& part = plan.chunks[chunk];
+    const auto take_slot = [&] {
+      if (place.slot < 0) place.slot = slots[chunk].take();
+    };
+    const auto take_gradient = [&] {
+      if (place.gradient < 0) place.gradient = gradients.take();
+    };
+    switch (action.kind) {
+      case ActionKind::kReceiveForward: take_slot(); break;
+      case ActionKind::kForward:
+        take_slot();
+        if (part.head) {
+          take_gradient();
+        } else {
+          place.output = outputs.take();
+        }
+        break;
+      case ActionKind::kSendForward: outputs.give_back(place.output); break;
+      case ActionKind::kReceiveBackward: take_gradient(); break;
+      case ActionKind::kBackward:
+        slots[chunk].give_back(place.slot);
+        if (part.embeds) gradients.give_back(place.gradient);
+        break;
+      case ActionKind::kSendBackward: gradients.give_back(place.gradient); break;
+      case ActionKind::kBackwardInput:
+      case ActionKind::kBackwardWeight: OCTET_ASSERT(!"split backward passes are not executed");
+    }
+  }
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk) plan.chunks[chunk].in_flight = std::max(1, slots[chunk].most());
+  plan.buffers = {outputs.most(), std::max(1, gradients.most())};
+}
+
+/// The head's products, and the embedding's much smaller work, in units of one layer.
+double head_work(const ModelShape& shape) {
+  const double layer = static_cast<double>(shape.hidden) * static_cast<double>(2 * shape.query_dim() + 2 * shape.key_dim() +
+                                                                               shape.mlp * (shape.gated() ? 3 : 2));
+  return static_cast<double>(shape.hidden) * static_cast<double>(shape.vocabulary) / layer;
+}
+
+}  // namespace
+
+StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& grid) {
+  const int stages = grid.sizes().pipeline, chunks = static_cast<int>(deck.parallel.chunks), rank = grid.place().pipeline;
+  const int data = grid.sizes().data;
+  const auto micro_batches = static_cast<int>(deck.batch.global / (deck.batch.micro * data));
+  StagePlan plan;
+  plan.schedule = make_schedule(deck.parallel.schedule, stages, chunks, micro_batches);
+  validate(plan.schedule);
+  const auto table = stage_table(static_cast<int>(shape.layers), stages, chunks, 0.1, head_work(shape));
+  if (stages > 1) plan.table = format_stage_table(table, stages);
+
+  const int last = stages * chunks - 1;
+  plan.slices.assign(static_cast<std::size_t>(shape.layers) + 2, 0);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const int stage = plan.schedule.virtual_stage(rank, chunk);
+    const StageLayers& layers = table[static_cast<std::size_t>(stage)];
+    plan.chunks.push_back({layers.first, layers.count, stage == 0, stage == last, 1});
+    std::fill_n(plan.slices.begin() + layers.first + 1, layers.count, data);
+    if (stage == 0) plan.slices.front() = data;
+    if (stage == last) plan.slices.back() = data;
+  }
+  if (shape.tied && stages > 1 && (rank == 0 || rank == stages - 1)) {
+    plan.shares_embedding = true;
+    plan.slices.front() = 2 * data;
+  }
+  find_places(plan.schedule.ranks[static_cast<std::size_t>(rank)], plan);
+  return plan;
+}
+
+}  // namespace octet
