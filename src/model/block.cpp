@@ -7,9 +7,9 @@
 
 namespace octet {
 
-BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved,
+BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
                        Arena& scratch)
-    : context_(context), recomputed_(recomputed) {
+    : context_(context), recomputed_(recomputed), split_(split) {
   const ModelShape& shape = context.shape;
   const TensorAxis& tensor = context.tensor;
   heads_ = local_heads(shape, tensor.rank(), tensor.size());
@@ -48,6 +48,14 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
   rows_.delta = sharded ? work("delta", shard, h) : rows_.partial;
   rows_.wide = work("mlp activation", t, std::max(f, heads_.query()));
   rows_.dqkv = work("qkv gradient", t, heads_.packed());
+  if (split) {
+    rows_.down_dy = keep("mlp output gradient", type, t, h);
+    rows_.activation = keep("mlp activation, kept", type, t, f);
+    rows_.up_x = keep("mlp input", type, t, h);
+    rows_.o_dy = keep("attention output gradient", type, t, h);
+    rows_.split_dqkv = keep("qkv gradient, kept", type, t, heads_.packed());
+    rows_.qkv_x = keep("attention input", type, t, h);
+  }
   activations_.reserve(recomputed, saved, scratch);
 
   for (std::int64_t layer = 0; layer < shape.layers; ++layer) {
@@ -174,39 +182,48 @@ void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_
   context_.ops.norm_backward(stream, args);
 }
 
+Tensor BlockStack::keep(Stream& stream, Tensor dy, int slab, int kept) {
+  if (!later(slab)) return dy;
+  context_.ops.cast(stream, dy, tensor(kept, slab));
+  return tensor(kept, slab);
+}
+
 void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
-  const Tensor inner = tensor(rows_.inner, slab), activation = activated();
-  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
+  const Tensor inner = tensor(rows_.inner, slab);
+  const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated();
+  const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
+  const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
-  const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
+  const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.down_dy);
   ops.matmul(stream, {.a = dy, .b = weight(w.down), .y = activation});
   if (context_.shape.gated()) {
     ops.swiglu_backward(stream, inner, activation);
   } else {
     ops.gelu_backward(stream, inner, activation);
   }
-  weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
-  ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = normed_whole});
-  const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
+  if (!later(slab)) weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
+  ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = x_whole});
+  const Tensor dnormed = axis.reduce(stream, x_whole, x);
   norm_backward(stream, w.bucket, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
-  weight_gradient(stream, w.bucket, inner, axis.gather(stream, dnormed, normed_whole), w.gate, w.up,
-                  w.up_bias, w.up_bias);
+  const Tensor normed = axis.gather(stream, dnormed, x_whole);
+  if (!later(slab)) weight_gradient(stream, w.bucket, inner, normed, w.gate, w.up, w.up_bias, w.up_bias);
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
-  const Tensor qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab), dqkv = tensor(rows_.dqkv, 0);
-  const Tensor wide = tensor(rows_.wide, 0);
+  const Tensor qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab), wide = tensor(rows_.wide, 0);
   const Tensor dout{wide.data, wide.dtype, out.rows, out.cols};
-  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
+  const Tensor dqkv = operand(slab, rows_.split_dqkv, rows_.dqkv);
+  const Tensor x_whole = operand(slab, rows_.qkv_x, rows_.normed_whole);
+  const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
-  const Tensor dy = axis.gather(stream, dx, tensor(rows_.partial, 0));
+  const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.o_dy);
   ops.matmul(stream, {.a = dy, .b = weight(w.o), .y = dout});
-  weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
+  if (!later(slab)) weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
   ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, slab), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
@@ -214,12 +231,12 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
                            weight(w.q_norm), weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
                            context_.parameters.accumulates(w.bucket));
   }
-  ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = normed_whole});
-  const Tensor dnormed = axis.reduce(stream, normed_whole, normed);
+  ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = x_whole});
+  const Tensor dnormed = axis.reduce(stream, x_whole, x);
   norm_backward(stream, w.bucket, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
                 tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
-  weight_gradient(stream, w.bucket, dqkv, axis.gather(stream, dnormed, normed_whole), w.q, w.v, w.q_bias,
-                  w.v_bias);
+  const Tensor normed = axis.gather(stream, dnormed, x_whole);
+  if (!later(slab)) weight_gradient(stream, w.bucket, dqkv, normed, w.q, w.v, w.q_bias, w.v_bias);
 }
 
 void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx) {
@@ -228,6 +245,16 @@ void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx) {
     run_to_inner(stream, layer, slab, {tensor(rows_.x, slab), {}});
   mlp_backward(stream, w, slab, dx);
   attention_backward(stream, w, slab, dx);
+}
+
+void BlockStack::backward_weights(Stream& stream, int layer, int slab) {
+  if (!later(slab)) return;
+  const Weights& w = weights_[static_cast<std::size_t>(layer)];
+  const auto kept = [&](int row) { return tensor(row, slab); };
+  weight_gradient(stream, w.bucket, kept(rows_.down_dy), kept(rows_.activation), w.down, w.down, w.down_bias, w.down_bias);
+  weight_gradient(stream, w.bucket, kept(rows_.inner), kept(rows_.up_x), w.gate, w.up, w.up_bias, w.up_bias);
+  weight_gradient(stream, w.bucket, kept(rows_.o_dy), kept(rows_.out), w.o, w.o, w.o_bias, w.o_bias);
+  weight_gradient(stream, w.bucket, kept(rows_.split_dqkv), kept(rows_.qkv_x), w.q, w.v, w.q_bias, w.v_bias);
 }
 
 }  // namespace octet

@@ -21,11 +21,13 @@ std::vector<bool> recomputed_slabs(const std::vector<Chunk>& chunks, const std::
 }  // namespace
 
 Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers,
-                 std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
+                 bool split, std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved,
+                 Arena& scratch)
     : context_(context),
       chunks_(std::move(chunks)),
-      blocks_(context, recomputed_slabs(chunks_, recomputed), saved, scratch),
-      scratch_(scratch) {
+      blocks_(context, recomputed_slabs(chunks_, recomputed), split, saved, scratch),
+      scratch_(scratch),
+      split_(split) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;
   const TensorAxis& tensor = context.tensor;
@@ -234,9 +236,18 @@ void Network::backward(Stream& stream, int chunk, const Place& place, const Devi
     const int number = at(chunk).first_layer + layer;
     context_.parameters.begin_backward(stream, number + 1);
     blocks_.backward(stream, number, slab(chunk, layer, place.slot), dx);
-    context_.parameters.finish_backward(stream, number + 1);
+    if (!split_) context_.parameters.finish_backward(stream, number + 1);
   }
   if (at(chunk).embeds) embed_backward(stream, batch, dx);
+}
+
+void Network::backward_weights(Stream& stream, int chunk, const Place& place) {
+  for (int layer = at(chunk).layers - 1; layer >= 0; --layer) {
+    const int number = at(chunk).first_layer + layer;
+    context_.parameters.begin_backward(stream, number + 1, false);
+    blocks_.backward_weights(stream, number, slab(chunk, layer, place.slot));
+    context_.parameters.finish_backward(stream, number + 1);
+  }
 }
 
 void Network::evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars) {

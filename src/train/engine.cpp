@@ -69,7 +69,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
   }
-  network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
+  network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, stages_.split, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
 
   const std::vector<float> rates = learning_rates(deck_);
   packed_ = small_.reserve(DType::kI32, 4 * cut.micro_batches(), cut.tokens());
@@ -145,13 +145,13 @@ void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars
   store_->begin_micro_batch(action.micro_batch);
   switch (action.kind) {
     case ActionKind::kForward: network_->forward(*stream_, action.chunk, place, batch, scalars); break;
-    case ActionKind::kBackward: network_->backward(*stream_, action.chunk, place, batch); break;
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput: network_->backward(*stream_, action.chunk, place, batch); break;
+    case ActionKind::kBackwardWeight: network_->backward_weights(*stream_, action.chunk, place); break;
     case ActionKind::kSendForward: pipeline_->send(*stream_, network_->output(place), peer); break;
     case ActionKind::kReceiveForward: pipeline_->receive(*stream_, network_->input(action.chunk, place), peer); break;
     case ActionKind::kSendBackward: pipeline_->send(*stream_, network_->gradient(place), peer); break;
     case ActionKind::kReceiveBackward: pipeline_->receive(*stream_, network_->gradient(place), peer); break;
-    case ActionKind::kBackwardInput:
-    case ActionKind::kBackwardWeight: OCTET_ASSERT(!"split backward passes are not executed");
   }
   if (message) timer_.end(*stream_);
 }

@@ -57,12 +57,12 @@ void find_places(const std::vector<Action>& actions, StagePlan& plan) {
       case ActionKind::kSendForward: outputs.give_back(place.output); break;
       case ActionKind::kReceiveBackward: take_gradient(); break;
       case ActionKind::kBackward:
-        slots[chunk].give_back(place.slot);
-        if (part.embeds) gradients.give_back(place.gradient);
-        break;
-      case ActionKind::kSendBackward: gradients.give_back(place.gradient); break;
       case ActionKind::kBackwardInput:
-      case ActionKind::kBackwardWeight: OCTET_ASSERT(!"split backward passes are not executed");
+        if (part.embeds) gradients.give_back(place.gradient);
+        if (action.kind == ActionKind::kBackward) slots[chunk].give_back(place.slot);
+        break;
+      case ActionKind::kBackwardWeight: slots[chunk].give_back(place.slot); break;
+      case ActionKind::kSendBackward: gradients.give_back(place.gradient); break;
     }
   }
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) plan.chunks[chunk].in_flight = std::max(1, slots[chunk].most());
@@ -83,6 +83,7 @@ StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& gri
   const int data = grid.sizes().data;
   const auto micro_batches = static_cast<int>(deck.batch.global / (deck.batch.micro * data));
   StagePlan plan;
+  plan.split = deck.parallel.schedule == "zero_bubble";
   plan.schedule = make_schedule(deck.parallel.schedule, stages, chunks, micro_batches);
   validate(plan.schedule);
   const auto table = stage_table(static_cast<int>(shape.layers), stages, chunks, 0.1, head_work(shape));

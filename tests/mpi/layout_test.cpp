@@ -10,7 +10,7 @@ constexpr int kSteps = 5;
 struct Layout {
   int data = 1, tensor = 1, micro = 1, zero = 1;
   bool sequence = false;
-  int pipeline = 1, chunks = 1;
+  int pipeline = 1, chunks = 1;  ///< chunks 2: interleaved; 0: zero-bubble
 };
 
 std::string text(const Layout& layout) {
@@ -23,8 +23,8 @@ Deck with(Deck deck, const Layout& layout) {
   deck.parallel.tensor = layout.tensor;
   deck.parallel.sequence = layout.sequence;
   deck.parallel.pipeline = layout.pipeline;
-  deck.parallel.chunks = layout.chunks;
-  deck.parallel.schedule = layout.chunks > 1 ? "interleaved" : "1f1b";
+  deck.parallel.chunks = std::max(layout.chunks, 1);
+  deck.parallel.schedule = layout.chunks > 1 ? "interleaved" : layout.chunks == 1 ? "1f1b" : "zero_bubble";
   deck.parallel.zero = layout.zero;
   deck.batch.micro = layout.micro;
   return deck;
@@ -33,7 +33,8 @@ Deck with(Deck deck, const Layout& layout) {
 bool fits(const Deck& deck, const Layout& layout) {
   const std::int64_t micro_batches = deck.batch.global / (layout.micro * layout.data);
   if (micro_batches * layout.micro * layout.data != deck.batch.global) return false;
-  if (layout.pipeline * layout.chunks > deck.model.layers) return false;
+  if (layout.pipeline * layout.chunks > deck.model.layers || layout.pipeline > deck.model.layers) return false;
+  if (layout.chunks == 0 && (layout.pipeline == 1 || layout.zero >= 2)) return false;
   if (layout.chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0)) return false;
   if (layout.sequence && layout.tensor == 1) return false;
   // Without data parallelism the stages differ only where two pipeline stages share an embedding.
@@ -47,7 +48,7 @@ std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
     if (deck.model.heads % tensor != 0 || deck.model.mlp % tensor != 0) continue;
     for (int pipeline = 1; pipeline * tensor <= ranks; pipeline *= 2) {
       if (ranks % (tensor * pipeline) != 0) continue;
-      for (const int chunks : {1, 2}) {
+      for (const int chunks : {0, 1, 2}) {
         for (const bool sequence : {false, true}) {
           for (int micro = 1; micro <= deck.batch.global; micro *= 2) {
             for (int zero = 0; zero <= 3; ++zero) {

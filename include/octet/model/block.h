@@ -39,7 +39,8 @@ class BlockStack {
  public:
   /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once. `recomputed`, of
   /// each slab: whether its layer's forward pass runs again in the backward pass.
-  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
+  /// `split`: input and weight gradients are computed apart, so what weight gradients take is kept for each slab.
+  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
   const AttentionShape& attention() const { return attention_; }
@@ -54,7 +55,9 @@ class BlockStack {
   /// Runs one layer of the model, keeping in `slab` what the backward pass needs. (Evaluation runs all layers in one slab.)
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
+  /// With `split` the gradients of matrices and their biases are left to backward_weights().
   void backward(Stream& stream, int layer, int slab, Tensor gradient);
+  void backward_weights(Stream& stream, int layer, int slab);
 
  private:
   struct Weights {  ///< rows of the parameter table; -1 where the model has none
@@ -65,6 +68,7 @@ class BlockStack {
     int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd,
         mlp_mean, inner;
     int normed_whole, normed, partial, delta, wide, dqkv;
+    int down_dy, activation, up_x, o_dy, split_dqkv, qkv_x;  ///< with split: operands of weight gradients, kept
   };
 
   /// The layer up to the MLP's inner projection: all that the backward pass needs of it.
@@ -72,6 +76,12 @@ class BlockStack {
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
   Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
+  /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at once.
+  bool later(int slab) const { return split_ && !recomputed_[static_cast<std::size_t>(slab)]; }
+  /// Row `kept` of the slab where weight gradients come later, else scratch row `shared`.
+  Tensor operand(int slab, int kept, int shared) const { return later(slab) ? tensor(kept, slab) : tensor(shared, 0); }
+  /// `dy` itself, or a copy in row `kept` where it is needed later.
+  Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
   /// The MLP's activation, [tokens, mlp of this rank].
   Tensor activated() const {
     const Tensor wide = tensor(rows_.wide, 0);
@@ -97,6 +107,7 @@ class BlockStack {
   Rows rows_{};
   std::vector<Weights> weights_;
   std::vector<bool> recomputed_;
+  bool split_ = false;
   Tensor positions_, rope_table_;
 };
 

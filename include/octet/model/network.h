@@ -19,8 +19,9 @@ class Network {
  public:
   /// Declares activations in the arenas. `logits_bytes`: largest piece of the logits held at once;
   /// `recomputed`, of each layer of the model: whether it runs again in the backward pass.
-  Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers, std::int64_t logits_bytes,
-          const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
+  /// `split`: backward passes come in two parts, input gradients and weight gradients.
+  Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers, bool split,
+          std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch);
   /// Fills the tables that do not change. After the arenas are committed.
   void prepare(Device& device, Stream& stream);
 
@@ -33,7 +34,9 @@ class Network {
   /// Forward pass of a micro-batch. A chunk with the head also adds loss and target count to `scalars` and, while it is at the
   /// logits, computes their gradient: gradients of the summed token loss go to the parameter access.
   void forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
+  /// The whole backward pass; with `split`, without the gradients of the blocks' matrices.
   void backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch);
+  void backward_weights(Stream& stream, int chunk, const Place& place);
   /// Forward only, keeping nothing: loss and target count.
   void evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
 
@@ -60,6 +63,7 @@ class Network {
   BlockStack blocks_;
   ActivationTable edges_;
   Arena& scratch_;
+  bool split_ = false;
   int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
   int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1, position_order_ = -1;
   std::vector<int> outputs_, gradients_;

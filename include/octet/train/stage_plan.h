@@ -17,6 +17,7 @@ struct StagePlan {
   std::vector<Chunk> chunks;                ///< of this rank
   std::vector<std::vector<Place>> places;   ///< [chunk][micro-batch] of this rank
   StreamBuffers buffers;
+  bool split = false;                       ///< backward passes come in two parts
   std::vector<int> slices;                  ///< of each bucket of the parameter table: ranks that share it; 0 where this rank does not hold it
   bool shares_embedding = false;            ///< a tied embedding lives on the first and the last stage, and this rank is of one of them
   std::string table;                        ///< stages and layers, for the start-up report; empty without a pipeline
