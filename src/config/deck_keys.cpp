@@ -116,6 +116,8 @@ std::vector<DeckKey> run_keys() {
   return {
       text(OCTET_KEY(data.train), "token file to train on; required"),
       text(OCTET_KEY(data.validation), "token file to evaluate on"),
+      flag(OCTET_KEY(data.mask_documents),
+           "tokens attend within their document only; positions begin anew; no target across a boundary"),
       count(OCTET_KEY(data.prefetch), at_least(2), "steps read ahead"),
       count(OCTET_KEY(checkpoint.every), at_least(0), "steps between checkpoints; 0: none on the way"),
       flag(OCTET_KEY(checkpoint.at_end), "also write a checkpoint at the last step"),

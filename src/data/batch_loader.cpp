@@ -31,33 +31,73 @@ std::int64_t samples_in(const TokenFile& file, std::int64_t sequence) {
   return std::max<std::int64_t>(0, file.info().tokens - 1) / sequence;
 }
 
-void fill_micro_batch(const TokenFile& file, std::int64_t sequence, const std::vector<std::int64_t>& samples,
-                      std::int32_t* packed) {
-  const std::int64_t tokens = sequence * static_cast<std::int64_t>(samples.size());
-  std::int32_t *ids = packed, *targets = packed + tokens, *positions = packed + 2 * tokens;
-  std::vector<std::int32_t> text(static_cast<std::size_t>(sequence) + 1);
-  std::vector<std::uint8_t> counts(static_cast<std::size_t>(sequence));  // 1: the target counts in the loss
-  for (const std::int64_t sample : samples) {
-    if (sample < 0) {
-      std::fill_n(ids, sequence, 0);
-      std::fill_n(targets, sequence, -1);
-    } else {
-      const std::int64_t begin = sample * sequence;
-      file.read(begin, text);
-      file.check_range(begin, text, file.info().vocabulary);
-      file.read_mask(begin + 1, counts);
-      std::copy_n(text.begin(), sequence, ids);
-      for (std::int64_t i = 0; i < sequence; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        targets[i] = counts[at] != 0 ? text[at + 1] : -1;
-      }
+void pack_micro_batch(const BatchCut& cut, const std::vector<SampleArrays>& samples, std::int32_t* packed) {
+  const std::int64_t tokens = cut.tokens(), parts = cut.context_size > 1 ? 2 : 1, run = cut.local_sequence() / parts;
+  const std::int64_t begins[] = {cut.context_rank * run, (2 * cut.context_size - 1 - cut.context_rank) * run};
+  std::int32_t *ids = packed, *targets = packed + tokens, *positions = packed + 2 * tokens, *starts = packed + 5 * tokens;
+  for (std::size_t j = 0; j < samples.size(); ++j) {
+    const SampleArrays& sample = samples[j];
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const std::int64_t from = begins[part];
+      ids = std::copy_n(sample.ids.begin() + from, run, ids);
+      targets = std::copy_n(sample.targets.begin() + from, run, targets);
+      positions = std::copy_n(sample.positions.begin() + from, run, positions);
+      const std::int64_t row = part * static_cast<std::int64_t>(samples.size()) + static_cast<std::int64_t>(j);
+      std::copy_n(sample.starts.begin() + from, run, starts + row * run);
     }
-    std::iota(positions, positions + sequence, 0);
-    ids += sequence;
-    targets += sequence;
-    positions += sequence;
   }
   sort_by_id({packed, static_cast<std::size_t>(tokens)}, packed + 3 * tokens);
+  sort_by_id({packed + 2 * tokens, static_cast<std::size_t>(tokens)}, packed + 4 * tokens);
+}
+
+namespace {
+
+/// Positions and starts of a sample that begins at token `begin`, whose documents do not see one another.
+void separate_documents(const TokenFile& file, std::int64_t begin, SampleArrays& sample) {
+  const std::span<const std::uint64_t> offsets = file.offsets();
+  const auto sequence = static_cast<std::int64_t>(sample.ids.size());
+  // The first document boundary behind the sample's first token.
+  auto boundary = std::upper_bound(offsets.begin(), offsets.end(), static_cast<std::uint64_t>(begin));
+  std::int64_t start = 0;
+  for (std::int64_t i = 0; i < sequence; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const auto token = static_cast<std::uint64_t>(begin + i);
+    if (boundary != offsets.end() && token == *boundary) start = i;
+    while (boundary != offsets.end() && *boundary <= token) ++boundary;
+    sample.positions[at] = static_cast<std::int32_t>(i - start);
+    sample.starts[at] = static_cast<std::int32_t>(start);
+    if (boundary != offsets.end() && *boundary == token + 1) sample.targets[at] = -1;
+  }
+}
+
+SampleArrays read_sample(const TokenFile& file, const BatchCut& cut, std::int64_t number) {
+  const auto sequence = static_cast<std::size_t>(cut.sequence);
+  SampleArrays sample;
+  sample.ids.assign(sequence, 0);
+  sample.targets.assign(sequence, -1);
+  sample.positions.resize(sequence);
+  std::iota(sample.positions.begin(), sample.positions.end(), 0);
+  sample.starts.assign(sequence, 0);
+  if (number < 0) return sample;
+  const std::int64_t begin = number * cut.sequence;
+  std::vector<std::int32_t> text(sequence + 1);
+  std::vector<std::uint8_t> counts(sequence);  // 1: the target counts in the loss
+  file.read(begin, text);
+  file.check_range(begin, text, file.info().vocabulary);
+  file.read_mask(begin + 1, counts);
+  std::copy_n(text.begin(), sequence, sample.ids.begin());
+  for (std::size_t i = 0; i < sequence; ++i) sample.targets[i] = counts[i] != 0 ? text[i + 1] : -1;
+  if (cut.mask_documents) separate_documents(file, begin, sample);
+  return sample;
+}
+
+}  // namespace
+
+void fill_micro_batch(const TokenFile& file, const BatchCut& cut, const std::vector<std::int64_t>& samples,
+                      std::int32_t* packed) {
+  std::vector<SampleArrays> arrays;
+  for (const std::int64_t number : samples) arrays.push_back(read_sample(file, cut, number));
+  pack_micro_batch(cut, arrays, packed);
 }
 
 struct BatchLoader::Impl {
@@ -101,7 +141,7 @@ struct BatchLoader::Impl {
   }
 
   void allocate(std::int64_t count, Device& device) {
-    const std::int64_t words = 4 * cut.tokens();
+    const std::int64_t words = MicroBatch::kArrays * cut.tokens();
     for (std::int64_t s = 0; s < count; ++s) {
       Slot slot;
       slot.memory = device.allocate_host(cut.micro_batches() * words * 4, "token batches");
@@ -119,8 +159,8 @@ struct BatchLoader::Impl {
       for (std::int64_t j = 0; j < cut.micro; ++j)
         samples[static_cast<std::size_t>(j)] =
             order.sample(consumed + step * cut.global + cut.position(i, j));
-      auto* packed = static_cast<std::int32_t*>(slot.memory->data()) + i * 4 * cut.tokens();
-      fill_micro_batch(file, cut.sequence, samples, packed);
+      auto* packed = static_cast<std::int32_t*>(slot.memory->data()) + i * MicroBatch::kArrays * cut.tokens();
+      fill_micro_batch(file, cut, samples, packed);
     }
   }
 

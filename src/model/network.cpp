@@ -67,11 +67,7 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
     partials_ = work("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3);
   }
   edges_.reserve({false}, saved, scratch);
-  if (shape.rotary()) {
-    rope_table_ = scratch.reserve(DType::kF32, context.sequence, shape.head_size);
-  } else {
-    position_order_ = scratch.reserve(DType::kI32, 1, t);
-  }
+  if (shape.rotary()) rope_table_ = scratch.reserve(DType::kF32, context.positions, shape.head_size);
 }
 
 int Network::slab(int chunk, int layer, int slot) const {
@@ -79,23 +75,11 @@ int Network::slab(int chunk, int layer, int slot) const {
 }
 
 void Network::prepare(Device& device, Stream& stream) {
-  if (rope_table_ >= 0) {
-    const std::vector<float> table = rope_table(context_.shape, context_.sequence);
-    const Tensor to = scratch_.tensor(rope_table_);
-    device.copy(stream, to.data, table.data(), to.bytes());
-    stream.synchronize();
-  } else {
-    // Positions run 0 … sequence-1 in every sample, so the tokens in rising order of position are known.
-    std::vector<std::int32_t> order;
-    for (std::int64_t position = 0; position < context_.sequence; ++position) {
-      for (std::int64_t sample = 0; sample < context_.batch; ++sample) {
-        order.push_back(static_cast<std::int32_t>(sample * context_.sequence + position));
-      }
-    }
-    const Tensor to = scratch_.tensor(position_order_);
-    device.copy(stream, to.data, order.data(), to.bytes());
-    stream.synchronize();
-  }
+  if (rope_table_ < 0) return;
+  const Tensor to = scratch_.tensor(rope_table_);
+  const std::vector<float> table = rope_table(context_.shape, to.rows);
+  device.copy(stream, to.data, table.data(), to.bytes());
+  stream.synchronize();
 }
 
 Workload Network::workload() const {
@@ -215,7 +199,7 @@ void Network::embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gr
   if (positions_ >= 0) {
     const Tensor dpositions = parameters.gradient(positions_);
     if (!accumulate) ops.fill(stream, dpositions, 0.0f);
-    ops.embedding_backward(stream, batch.positions, scratch_.tensor(position_order_), dx, 0, dpositions);
+    ops.embedding_backward(stream, batch.positions, batch.position_order, dx, 0, dpositions);
   }
   parameters.finish_backward(stream, 0);
 }

@@ -64,7 +64,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
       static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
       timer_);
-  const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.sequence};
+  const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.local_sequence(), cut.sequence};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
@@ -72,7 +72,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, stages_.split, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
 
   const std::vector<float> rates = learning_rates(deck_);
-  packed_ = small_.reserve(DType::kI32, 4 * cut.micro_batches(), cut.tokens());
+  packed_ = small_.reserve(DType::kI32, MicroBatch::kArrays * cut.micro_batches(), cut.tokens());
   rates_ = small_.reserve(DType::kF32, 1, static_cast<std::int64_t>(rates.size()));
   scalars_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
   evaluation_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
@@ -93,8 +93,9 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
 Engine::~Engine() = default;
 
 BatchCut Engine::cut() const {
-  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, grid_.place().data,
-          grid_.sizes().data};
+  const GridPoint &place = grid_.place(), &sizes = grid_.sizes();
+  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, place.data, sizes.data, place.context, sizes.context,
+          deck_.data.mask_documents};
 }
 
 std::string Engine::layout() const {
@@ -130,10 +131,10 @@ void Engine::restart_clock() {
 }
 
 DeviceBatch Engine::upload(const MicroBatch& batch, int index) {
-  const Tensor packed = small_.tensor(packed_).row_range(4 * index, 4);
+  const Tensor packed = small_.tensor(packed_).row_range(MicroBatch::kArrays * index, MicroBatch::kArrays);
   device_.copy(*stream_, packed.data, batch.packed, batch.bytes());
   const auto row = [&](std::int64_t number) { return packed.row_range(number, 1); };
-  return {row(0), row(1), row(2), row(3)};
+  return {row(0), row(1), row(2), row(3), row(4), row(5)};
 }
 
 void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars) {
@@ -223,7 +224,7 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
   const std::int64_t available = samples_in(file, cut.sequence);
   const std::int64_t count = samples > 0 ? std::min(samples, available) : available;
   const std::int64_t round = cut.micro * cut.data_size;
-  const std::unique_ptr<Buffer> packed = device_.allocate_host(4 * cut.tokens() * 4, "evaluation batch");
+  const std::unique_ptr<Buffer> packed = device_.allocate_host(MicroBatch::kArrays * cut.tokens() * 4, "evaluation batch");
   auto* scalars = static_cast<StepScalars*>(small_.tensor(evaluation_).data);
   device_.zero(*stream_, scalars, sizeof(StepScalars));
   for (std::int64_t at = 0; at < count; at += round) {
@@ -232,7 +233,7 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
       const std::int64_t sample = at + cut.position(0, j);
       own.push_back(sample < count ? sample : -1);  // past the end: a sample without targets
     }
-    fill_micro_batch(file, cut.sequence, own, static_cast<std::int32_t*>(packed->data()));
+    fill_micro_batch(file, cut, own, static_cast<std::int32_t*>(packed->data()));
     evaluate_micro_batch(upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}, 0), scalars);
     stream_->synchronize();  // the batch memory is used again
   }

@@ -16,10 +16,12 @@
 
 namespace octet::test {
 
-/// The samples of one step: sequence + 1 tokens each, and a mask of their targets (empty: all count).
+/// The samples of one step: sequence + 1 tokens each, a mask of their targets (empty: all count), and the first token that each token attends to (empty: the
+/// sample's first).
 struct Samples {
   std::vector<std::vector<std::int32_t>> tokens;
   std::vector<std::vector<std::uint8_t>> masks;
+  std::vector<std::vector<std::int32_t>> starts;
 };
 
 inline Samples random_samples(std::int64_t count, std::int64_t sequence, std::int64_t vocabulary,
@@ -54,25 +56,23 @@ struct PackedStep {
 inline PackedStep pack(const Samples& samples, const BatchCut& cut) {
   PackedStep step;
   for (std::int64_t index = 0; index < cut.micro_batches(); ++index) {
-    std::vector<std::int32_t> ids, targets, positions, order;
+    std::vector<SampleArrays> arrays;
     for (std::int64_t j = 0; j < cut.micro; ++j) {
-      const auto sample = static_cast<std::size_t>(cut.position(index, j));
-      for (std::int64_t i = 0; i < cut.sequence; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        const bool counts = samples.masks.empty() || samples.masks[sample][at] != 0;
-        ids.push_back(samples.tokens[sample][at]);
-        targets.push_back(counts ? samples.tokens[sample][at + 1] : -1);
-        positions.push_back(static_cast<std::int32_t>(i));
-        order.push_back(static_cast<std::int32_t>(order.size()));
+      const auto number = static_cast<std::size_t>(cut.position(index, j));
+      const std::vector<std::int32_t>& tokens = samples.tokens[number];
+      SampleArrays sample;
+      for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+        const bool counts = samples.masks.empty() || samples.masks[number][i] != 0;
+        const std::int32_t start = samples.starts.empty() ? 0 : samples.starts[number][i];
+        sample.ids.push_back(tokens[i]);
+        sample.targets.push_back(counts ? tokens[i + 1] : -1);
+        sample.positions.push_back(static_cast<std::int32_t>(i) - start);
+        sample.starts.push_back(start);
       }
+      arrays.push_back(std::move(sample));
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-      return ids[static_cast<std::size_t>(a)] < ids[static_cast<std::size_t>(b)];
-    });
-    std::vector<std::int32_t> packed;
-    for (const auto* part : {&ids, &targets, &positions, &order})
-      packed.insert(packed.end(), part->begin(), part->end());
-    step.memory.push_back(std::move(packed));
+    step.memory.emplace_back(static_cast<std::size_t>(MicroBatch::kArrays * cut.tokens()));
+    pack_micro_batch(cut, arrays, step.memory.back().data());
     step.batches.push_back({step.memory.back().data(), cut.tokens()});
   }
   return step;

@@ -28,7 +28,7 @@ class BatchLoaderTest : public ::testing::Test {
 };
 
 std::vector<std::int32_t> copy(const MicroBatch& batch) {
-  return {batch.packed, batch.packed + 4 * batch.tokens};
+  return {batch.packed, batch.packed + MicroBatch::kArrays * batch.tokens};
 }
 
 TEST_F(BatchLoaderTest, SampleCountLeavesOneTokenForTheLastTarget) {
@@ -45,8 +45,8 @@ TEST_F(BatchLoaderTest, TargetsAreTheNextTokensAndPositionsRestartAtEachSample) 
   write_tokens(path(), tokens, 70'000);
   const TokenFile file(path());
   const std::vector<std::int64_t> samples = {61, 0, -1, 17};
-  std::vector<std::int32_t> packed(4 * 4 * kSequence, -7);
-  fill_micro_batch(file, kSequence, samples, packed.data());
+  std::vector<std::int32_t> packed(MicroBatch::kArrays * 4 * kSequence, -7);
+  fill_micro_batch(file, {.sequence = kSequence, .micro = 4}, samples, packed.data());
   const MicroBatch batch{packed.data(), 4 * kSequence};
   for (std::size_t s = 0; s < samples.size(); ++s)
     for (std::int64_t i = 0; i < kSequence; ++i) {
@@ -61,8 +61,8 @@ TEST_F(BatchLoaderTest, TargetsAreTheNextTokensAndPositionsRestartAtEachSample) 
 TEST_F(BatchLoaderTest, OrderIsAStableSortById) {
   write_tokens(path(), random_tokens(random_, 600, 20), 20);
   const TokenFile file(path());
-  std::vector<std::int32_t> packed(4 * 512);
-  fill_micro_batch(file, 128, {3, 0, 1, 3}, packed.data());
+  std::vector<std::int32_t> packed(MicroBatch::kArrays * 512);
+  fill_micro_batch(file, {.sequence = 128, .micro = 4}, {3, 0, 1, 3}, packed.data());
   const MicroBatch batch{packed.data(), 512};
   std::vector<std::int32_t> expected(512);
   std::iota(expected.begin(), expected.end(), 0);
@@ -84,10 +84,10 @@ TEST_F(BatchLoaderTest, MaskedTokensAreNoTargetsAndAFullyMaskedBatchHasNone) {
   writer.finish();
   const TokenFile file(path());
 
-  std::vector<std::int32_t> packed(4 * 32);
-  fill_micro_batch(file, 32, {0}, packed.data());
+  std::vector<std::int32_t> packed(MicroBatch::kArrays * 32);
+  fill_micro_batch(file, {.sequence = 32, .micro = 1}, {0}, packed.data());
   for (std::size_t i = 0; i < 32; ++i) ASSERT_EQ(packed[32 + i], mask[i + 1] != 0 ? tokens[i + 1] : -1);
-  fill_micro_batch(file, 32, {1}, packed.data());
+  fill_micro_batch(file, {.sequence = 32, .micro = 1}, {1}, packed.data());
   for (std::size_t i = 0; i < 32; ++i) {
     ASSERT_EQ(packed[i], tokens[32 + i]);
     ASSERT_EQ(packed[32 + i], -1);
@@ -144,11 +144,11 @@ TEST_F(BatchLoaderTest, AStepStaysValidUntilTheSecondNextAfterIt) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the reader run ahead
       for (std::size_t i = 0; i < held->size(); ++i) {
         ASSERT_EQ(copy((*held)[i]), before[i]);
-        std::vector<std::int32_t> expected(4 * 32);
+        std::vector<std::int32_t> expected(MicroBatch::kArrays * 32);
         std::vector<std::int64_t> samples;
         for (std::int64_t j = 0; j < 2; ++j)
           samples.push_back(order.sample(8 * step + cut.position(static_cast<std::int64_t>(i), j)));
-        fill_micro_batch(file, 16, samples, expected.data());
+        fill_micro_batch(file, {.sequence = 16, .micro = 2}, samples, expected.data());
         ASSERT_EQ(copy(batches[i]), expected);
       }
       held = &batches;

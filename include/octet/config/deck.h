@@ -53,6 +53,7 @@ struct Deck {
   struct Data {
     std::string train, validation;
     std::int64_t prefetch = 2;  ///< steps read ahead
+    bool mask_documents = false;
   } data;
   struct Checkpoint {
     std::int64_t every = 0, keep = 2;

@@ -18,7 +18,8 @@ struct LayerContext {
   TensorAxis& tensor;
   Ops& ops;
   DType compute = DType::kF32;
-  std::int64_t batch = 0, sequence = 0;  ///< a micro-batch on this rank
+  std::int64_t batch = 0, sequence = 0;  ///< a micro-batch on this rank: samples, and tokens of each
+  std::int64_t positions = 0;            ///< tokens of a whole sample
 
   std::int64_t tokens() const { return batch * sequence; }
 };

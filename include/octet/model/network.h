@@ -10,7 +10,7 @@ namespace octet {
 
 /// int32 arrays of a micro-batch in device memory, [1, tokens] each (see data/batch_loader.h).
 struct DeviceBatch {
-  Tensor ids, targets, positions, order;
+  Tensor ids, targets, positions, order, position_order, starts;
 };
 
 /// The part of the model that one rank works on, in chunks: embeddings, blocks, final norm, head and loss. A Place
@@ -65,7 +65,7 @@ class Network {
   Arena& scratch_;
   bool split_ = false;
   int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
-  int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1, position_order_ = -1;
+  int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1;
   std::vector<int> outputs_, gradients_;
   std::int64_t piece_ = 0;        ///< rows of logits held at once
   std::int64_t first_id_ = 0, valid_ = 0;  ///< ids of the vocabulary that this tensor rank holds
