@@ -82,6 +82,8 @@ std::vector<DeckKey> layout_keys() {
             "sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too"),
       flag(OCTET_KEY(parallel.sequence), "tensor ranks split the sequence between their matrices"),
       choice(OCTET_KEY(parallel.schedule), {"1f1b", "interleaved", "zero_bubble"}, "order of micro-batches in a pipeline"),
+      count(OCTET_KEY(parallel.shard_size), at_least(0),
+            "replicas that share one set of ZeRO slices, such as those of a node; other sets hold copies; 0: all"),
       count(OCTET_KEY(parallel.chunks), at_least(1), "interleaved: virtual stages on each rank of the pipeline"),
       count(OCTET_KEY(batch.sequence), at_least(0), "tokens a sample; required"),
       count(OCTET_KEY(batch.micro), at_least(1), "samples a rank works on at once"),

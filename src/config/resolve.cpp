@@ -111,8 +111,11 @@ void Resolver::model() {
 void Resolver::layout() {
   Deck::Parallel& p = deck_.parallel;
   const Deck::Model& m = deck_.model;
-  if (p.context != 1)
-    problem("parallel.context = {}: this version has context parallelism of 1 only", p.context);
+  const std::int64_t runs = 2 * p.context;
+  if (p.context > 1 && deck_.batch.sequence % runs != 0) {
+    problem("parallel.context = {} cuts batch.sequence = {} into {} equal runs, which does not divide; nearest batch.sequence: {}", p.context,
+            deck_.batch.sequence, runs, nearest_multiples(deck_.batch.sequence, runs));
+  }
   if (p.schedule == "interleaved" && p.chunks < 2) {
     problem("parallel.schedule = interleaved needs parallel.chunks of 2 or more; it is {}", p.chunks);
   }
@@ -148,6 +151,13 @@ void Resolver::layout() {
         "out, or set it to {}",
         p.data, p.tensor, p.context, p.pipeline, p.data * others, ranks_, ranks_ / others);
   }
+  const std::int64_t replicas = p.data * p.context;
+  if (p.shard_size > 0 && p.zero == 0) {
+    problem("parallel.shard_size = {} has no effect with parallel.zero = 0, which cuts nothing", p.shard_size);
+  } else if (p.shard_size > 0 && replicas % p.shard_size != 0) {
+    problem("parallel.shard_size = {} must divide data {} × context {} = {} replicas; allowed: {}", p.shard_size, p.data, p.context,
+            replicas, join(divisors(replicas, replicas)));
+  }
 }
 
 void Resolver::batch() {
@@ -159,11 +169,12 @@ void Resolver::batch() {
     problem("batch.global = {} does not divide by micro {} × data {} = {}; nearest: {}", b.global, b.micro,
             data, unit, nearest_multiples(b.global, unit));
   }
-  if (p.sequence && p.tensor > 1 && b.micro * b.sequence % p.tensor != 0) {
+  const std::int64_t local = b.sequence / p.context;
+  if (p.sequence && p.tensor > 1 && b.micro * local % p.tensor != 0) {
     problem(
-        "sequence parallelism splits micro {} × sequence {} = {} tokens over tensor {}, which does not "
+        "sequence parallelism splits micro {} × sequence {} / context {} = {} tokens over tensor {}, which does not "
         "divide; nearest batch.sequence: {}",
-        b.micro, b.sequence, b.micro * b.sequence, p.tensor, nearest_multiples(b.sequence, p.tensor));
+        b.micro, b.sequence, p.context, b.micro * local, p.tensor, nearest_multiples(b.sequence, p.tensor * p.context));
   }
 }
 

@@ -27,7 +27,7 @@ void ParameterStore::initialise(Stream& stream, std::uint64_t seed) {
 std::vector<ParameterStore::StateBox> ParameterStore::state_boxes(bool saving) const {
   std::vector<StateBox> result;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
-    if (!held(bucket)) continue;
+    if (!held(bucket) || (saving && !speaks(bucket))) continue;
     const auto [base, unused] = optimizer_range(bucket);
     const auto [begin, end] = saving ? owned_range(bucket) : optimizer_range(bucket);
     const BucketState& own = state(bucket);
@@ -57,7 +57,7 @@ std::vector<ParameterStore::StateBox> ParameterStore::held_boxes() const {
 std::vector<ParameterStore::StateBox> ParameterStore::gradient_boxes() const {
   std::vector<StateBox> result;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
-    if (!held(bucket)) continue;
+    if (!held(bucket) || !speaks(bucket)) continue;
     const auto [base, unused] = optimizer_range(bucket);
     const auto [begin, end] = owned_range(bucket);
     for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {

@@ -211,15 +211,21 @@ void ParameterStore::reduce_whole(Stream& reduce, int bucket) {
   BucketState& own = state(bucket);
   if (stage_.shards_optimizer()) {
     const auto [begin, end] = owned_range(bucket);
-    gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, own.gradients.range(begin, end - begin));
+    const Tensor to = own.gradients.range(begin, end - begin);
+    gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, to);
+    reduce_copies(reduce, bucket, to);
   } else {
     gradient_ranks(bucket).all_reduce(reduce, own.gradients, ReduceOp::kSum);
   }
   own.reduced->record(reduce);
 }
 
+void ParameterStore::reduce_copies(Stream& reduce, int bucket, Tensor slice) {
+  if (!shared(bucket) && ranks_.copies.size() > 1) ranks_.copies.all_reduce(reduce, slice, ReduceOp::kSum);
+}
+
 void ParameterStore::finish_backward(Stream& stream, int bucket) {
-  if (group_size(bucket) == 1 || shared(bucket)) return;
+  if ((group_size(bucket) == 1 && ranks_.copies.size() == 1) || shared(bucket)) return;
   if (!staged(bucket) && micro_batch_ + 1 < micro_batches_) return;
   BucketState& own = state(bucket);
   Stream& reduce = *reduce_stream_;
@@ -229,6 +235,7 @@ void ParameterStore::finish_backward(Stream& stream, int bucket) {
   const bool add = micro_batch_ > 0;
   const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
   gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, to);
+  reduce_copies(reduce, bucket, to);
   if (add) ops_.add(reduce, to, own.gradient_slice);
   stagings_[static_cast<std::size_t>(own.place)].free->record(reduce);
   own.reduced->record(reduce);
@@ -261,6 +268,7 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
         timer_.end(stream);
       }
     }
+    if (!speaks(bucket)) continue;
     for (const Region& region : layout_.regions(bucket, owned_begin, owned_end)) {
       if (region.replicated && !first_of_tensor) continue;
       ops_.add_square(stream, gradient.range(region.begin - begin, region.size()), scalars);

@@ -19,29 +19,33 @@ GridPoint place_of(int rank, const GridPoint& sizes) {
   return place;
 }
 
-Grid::Grid(MPI_Comm ranks, const GridPoint& sizes) : sizes_(sizes) {
+Grid::Grid(MPI_Comm ranks, const GridPoint& sizes, int shard_size) : sizes_(sizes) {
   int rank = 0, size = 0;
   MPI_Comm_rank(ranks, &rank);
   MPI_Comm_size(ranks, &size);
   OCTET_ASSERT(sizes.volume() == size);
   place_ = place_of(rank, sizes);
-  // A colour for every line of the grid along an axis: the rank at that line's origin.
-  const int tensor_line = rank - place_.tensor;
-  const int data_line = rank - place_.data * sizes.tensor * sizes.context;
-  MPI_Comm_split(ranks, tensor_line, place_.tensor, &tensor_);
-  MPI_Comm_split(ranks, data_line, place_.data, &data_);
-  const int stage = sizes.tensor * sizes.context * sizes.data;  // ranks of one
+  // A colour for every line of the grid along an axis: what its ranks have in common.
+  const int stage = sizes.volume() / sizes.pipeline;  // ranks of one pipeline stage
+  const int replica = place_.data * sizes.context + place_.context;
+  MPI_Comm_split(ranks, rank - place_.tensor, place_.tensor, &tensor_);
+  MPI_Comm_split(ranks, rank - place_.context * sizes.tensor, place_.context, &context_);
+  const int replicas = sizes.data * sizes.context, slices = shard_size > 0 ? shard_size : replicas;
+  const int line = (place_.pipeline * sizes.tensor + place_.tensor) * replicas;
+  MPI_Comm_split(ranks, line + replica / slices, replica, &shards_);
+  MPI_Comm_split(ranks, line + replica % slices, replica, &copies_);
   MPI_Comm_split(ranks, rank % stage, place_.pipeline, &pipeline_);
-  const bool first = place_.pipeline == 0, last = place_.pipeline == sizes.pipeline - 1;
-  const int end_line = first || last ? data_line % stage : MPI_UNDEFINED;
-  MPI_Comm_split(ranks, end_line, place_.pipeline * sizes.data + place_.data, &ends_);
+  const bool end = place_.pipeline == 0 || place_.pipeline == sizes.pipeline - 1;
+  MPI_Comm_split(ranks, end ? place_.tensor : MPI_UNDEFINED, place_.pipeline * stage + replica, &ends_);
 }
 
 Grid::~Grid() {
   if (std::uncaught_exceptions() > 0) return;
   if (ends_ != MPI_COMM_NULL) MPI_Comm_free(&ends_);
   MPI_Comm_free(&pipeline_);
-  MPI_Comm_free(&data_);
+  MPI_Comm_free(&copies_);
+  MPI_Comm_free(&shards_);
+  MPI_Comm_free(&context_);
   MPI_Comm_free(&tensor_);
 }
 

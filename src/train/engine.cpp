@@ -40,13 +40,15 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       deck_(deck),
       shape_(shape_of(deck.model)),
       table_(shape_),
-      grid_(world.ranks(), grid_sizes(deck.parallel)),
+      grid_(world.ranks(), grid_sizes(deck.parallel), static_cast<int>(deck.parallel.shard_size)),
       device_(device),
       stages_(plan_stages(deck_, shape_, grid_)),
       tensor_(make_communicator(grid_.tensor(), device, shared, "tensor")),
-      data_gradients_(make_communicator(grid_.data(), device, shared, "data (gradients)")),
-      data_parameters_(make_communicator(grid_.data(), device, shared, "data (parameters)")),
+      data_gradients_(make_communicator(grid_.shards(), device, shared, "data (gradients)")),
+      data_parameters_(make_communicator(grid_.shards(), device, shared, "data (parameters)")),
       everyone_(make_communicator(world.ranks(), device, shared, "world")),
+      copies_(make_communicator(grid_.copies(), device, shared, "data (copies of slices)")),
+      context_(make_communicator(grid_.context(), device, shared, "context")),
       pipeline_(make_communicator(grid_.pipeline(), device, shared, "pipeline")),
       stream_(device.make_stream()),
       ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
@@ -62,7 +64,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
+      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
       timer_);
   const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.local_sequence(), cut.sequence};
   std::vector<bool> recomputed;

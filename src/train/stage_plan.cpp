@@ -80,8 +80,9 @@ double head_work(const ModelShape& shape) {
 
 StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& grid) {
   const int stages = grid.sizes().pipeline, chunks = static_cast<int>(deck.parallel.chunks), rank = grid.place().pipeline;
-  const int data = grid.sizes().data;
-  const auto micro_batches = static_cast<int>(deck.batch.global / (deck.batch.micro * data));
+  const int replicas = grid.sizes().data * grid.sizes().context;
+  const int slices = deck.parallel.shard_size > 0 ? static_cast<int>(deck.parallel.shard_size) : replicas;
+  const auto micro_batches = static_cast<int>(deck.batch.global / (deck.batch.micro * grid.sizes().data));
   StagePlan plan;
   plan.split = deck.parallel.schedule == "zero_bubble";
   plan.schedule = make_schedule(deck.parallel.schedule, stages, chunks, micro_batches);
@@ -95,13 +96,13 @@ StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& gri
     const int stage = plan.schedule.virtual_stage(rank, chunk);
     const StageLayers& layers = table[static_cast<std::size_t>(stage)];
     plan.chunks.push_back({layers.first, layers.count, stage == 0, stage == last, 1});
-    std::fill_n(plan.slices.begin() + layers.first + 1, layers.count, data);
-    if (stage == 0) plan.slices.front() = data;
-    if (stage == last) plan.slices.back() = data;
+    std::fill_n(plan.slices.begin() + layers.first + 1, layers.count, slices);
+    if (stage == 0) plan.slices.front() = slices;
+    if (stage == last) plan.slices.back() = slices;
   }
   if (shape.tied && stages > 1 && (rank == 0 || rank == stages - 1)) {
     plan.shares_embedding = true;
-    plan.slices.front() = 2 * data;
+    plan.slices.front() = 2 * replicas;
   }
   find_places(plan.schedule.ranks[static_cast<std::size_t>(rank)], plan);
   return plan;

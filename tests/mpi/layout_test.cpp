@@ -208,6 +208,27 @@ TEST_F(LayoutInvariance, RecomputedBlocks) {
   }
 }
 
+/// Slices cut over fewer ranks than hold the parameters: 1, 2 or 4 of them, by every stage that cuts, with a tied embedding over two stages too.
+TEST_F(LayoutInvariance, SlicesWithinSetsOfReplicas) {
+  if (ranks_ < 2) GTEST_SKIP() << "one rank has no replicas";
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  deck.model.tied = true;
+  const std::vector<Samples> batches = {random_samples(8, 64, 256, 400), random_samples(8, 64, 256, 401)};
+  const Outcome expected = run(MPI_COMM_SELF, with(deck, {1, 1, 8, 1, false}), batches);
+  for (int size = 1; size <= std::min(ranks_, 4); size *= 2) {
+    for (const int zero : {1, 2, 3}) {
+      for (const int pipeline : {1, 2}) {
+        if (ranks_ / pipeline % size != 0) continue;
+        Deck cut = with(deck, {ranks_ / pipeline, 1, 1, zero, false, pipeline});
+        cut.parallel.shard_size = size;
+        SCOPED_TRACE(fmt::format("shard_size {} ZeRO {} pipeline {}", size, zero, pipeline));
+        expect_equal(run(MPI_COMM_WORLD, cut, batches), expected, 1.0);
+      }
+    }
+  }
+}
+
 TEST_F(LayoutInvariance, CudaLlamaInFloat32) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   Deck deck = tiny_deck();

@@ -29,6 +29,7 @@ struct Deck {
     bool sequence = false;
     std::string schedule = "1f1b";  ///< 1f1b | interleaved | zero_bubble
     std::int64_t chunks = 1;        ///< interleaved: virtual stages a rank
+    std::int64_t shard_size = 0;    ///< ranks that share one set of slices; 0: all
   } parallel;
   struct Batch {
     std::int64_t sequence = 0, micro = 1, global = 0;

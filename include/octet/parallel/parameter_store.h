@@ -26,6 +26,8 @@ struct ZeroStage {
 struct StoreRanks {
   Communicator& data_gradients;
   Communicator& data_parameters;
+  /// Ranks of other sets that hold copies of this rank's slices (hierarchical data parallelism).
+  Communicator& copies;
   Communicator& tensor;
   /// The data ranks of the first and the last pipeline stage together, where both hold a tied embedding: its one gradient is the sum over all
   /// of them, and its one optimizer state is cut over all of them. Null elsewhere.
@@ -118,6 +120,10 @@ class ParameterStore final : public ParameterAccess {
   /// The reduced gradient over the optimizer range.
   Tensor reduced_gradient(int bucket) const;
   int group_size(int bucket) const { return gradient_ranks(bucket).size(); }
+  /// Whether this rank speaks for a slice that others hold copies of: where norms are summed and state is saved.
+  bool speaks(int bucket) const { return shared(bucket) || ranks_.copies.rank() == 0; }
+  /// Adds up this rank's reduced slice over the sets that hold copies of it.
+  void reduce_copies(Stream& reduce, int bucket, Tensor slice);
   bool staged(int bucket) const { return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket); }
   bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
   /// Sums a bucket's gradients over its ranks, on the reduction stream, leaving them in the optimizer range.

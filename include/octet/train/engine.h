@@ -93,7 +93,7 @@ class Engine {
   Grid grid_;
   Device& device_;
   StagePlan stages_;
-  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, pipeline_;
+  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, copies_, context_, pipeline_;
   std::unique_ptr<Communicator> embedding_gradients_, embedding_parameters_;  ///< null where no embedding is shared
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
