@@ -137,6 +137,8 @@ std::vector<DeckKey> run_keys() {
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
       count(OCTET_KEY(run.evaluate_every), at_least(0), "steps between evaluations; 0: at the end only"),
       count(OCTET_KEY(run.evaluate_samples), at_least(0), "samples an evaluation; 0: the whole file"),
+      count(OCTET_KEY(run.check_replicas), at_least(0),
+            "steps between comparisons of all that ranks hold copies of; the first difference ends the run; 0: never"),
       count(OCTET_KEY(run.max_skipped), at_least(1), "skipped steps in a row that end the run (exit 6)"),
   };
 }

@@ -70,4 +70,31 @@ std::vector<ParameterStore::StateBox> ParameterStore::gradient_boxes() const {
   return result;
 }
 
+std::vector<ParameterStore::Replica> ParameterStore::replicas() const {
+  std::vector<Replica> result;
+  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
+    const BucketState& own = state(bucket);
+    const auto [begin, end] = optimizer_range(bucket);
+    if (!slotted(bucket)) {
+      for (const PlacedBox& placed : layout_.boxes(bucket, 0, layout_.bucket(bucket).size)) {
+        const std::string& name = layout_.table().rows()[static_cast<std::size_t>(placed.row)].name;
+        result.push_back({name + " (as computed with)", own.parameters.range(placed.offset, placed.box.size()), true,
+                          !shared(bucket), placed.replicated});
+      }
+    }
+    for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {
+      const std::string& name = layout_.table().rows()[static_cast<std::size_t>(placed.row)].name;
+      const std::int64_t at = placed.offset - begin, size = placed.box.size();
+      const auto add = [&](const char* kind, Tensor memory) {
+        result.push_back({kind + name, memory.range(at, size), !stage_.shards_optimizer(), !shared(bucket), placed.replicated});
+      };
+      add("parameters/", own.master);
+      add("first_moment/", own.first_moment);
+      add("second_moment/", own.second_moment);
+    }
+  }
+  return result;
+}
+
 }  // namespace octet

@@ -1,5 +1,7 @@
 #include "octet/train/engine.h"
 
+#include <xxhash.h>
+
 #include <cmath>
 #include <limits>
 
@@ -205,6 +207,35 @@ StepResult Engine::result() {
   result.step_ms = own.end->milliseconds_since(*before.end);
   if (own.measured) result.comm_ms = timer_.milliseconds(own.timing);
   return result;
+}
+
+std::string Engine::find_differing_replica() {
+  OCTET_ASSERT(pending() == 0);
+  const auto differs = [](std::uint64_t hash, MPI_Comm ranks) {
+    std::uint64_t least = hash, most = hash;
+    MPI_Allreduce(MPI_IN_PLACE, &least, 1, MPI_UINT64_T, MPI_MIN, ranks);
+    MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_UINT64_T, MPI_MAX, ranks);
+    return least != most;
+  };
+  std::string found;
+  std::vector<std::byte> bytes;
+  for (const ParameterStore::Replica& replica : store_->replicas()) {
+    bytes.resize(static_cast<std::size_t>(replica.memory.bytes()));
+    device_.copy(*stream_, bytes.data(), replica.memory.data, replica.memory.bytes());
+    stream_->synchronize();
+    const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
+    // Every rank of a group meets every comparison, whatever it found before.
+    const auto compare = [&](bool applies, const char* axis, MPI_Comm ranks) {
+      if (applies && differs(hash, ranks) && found.empty()) found = fmt::format("{} differs over the {} axis", replica.name, axis);
+    };
+    compare(replica.over_shards, "data", grid_.shards());
+    compare(replica.over_copies, "data (copies)", grid_.copies());
+    compare(replica.over_tensor, "tensor", grid_.tensor());
+  }
+  for (const std::string& text : world_.gather(found)) {
+    if (!text.empty()) return text;
+  }
+  return "";
 }
 
 void Engine::evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars) {

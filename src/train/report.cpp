@@ -14,6 +14,8 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 /// The ranks of every host with their places in the grid: one row a host, one cell a rank.
 std::string grid_picture(const World& world, const Grid& grid, const std::vector<std::string>& places) {
+  const GridPoint& sizes = grid.sizes();
+  const auto mark = [](const char* axis, int at, int size) { return size > 1 ? fmt::format(" {}{}", axis, at) : std::string(); };
   std::string text;
   std::string host;
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -24,7 +26,8 @@ std::string grid_picture(const World& world, const Grid& grid, const std::vector
       host = here;
     }
     const GridPoint at = place_of(rank, grid.sizes());
-    text += fmt::format(" [{} d{} t{}]", rank, at.data, at.tensor);
+    text += fmt::format(" [{}{}{}{}{}]", rank, mark("d", at.data, sizes.data), mark("t", at.tensor, sizes.tensor),
+                        mark("c", at.context, sizes.context), mark("p", at.pipeline, sizes.pipeline));
   }
   return text;
 }
@@ -71,7 +74,7 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
   std::string text = fmt::format("octet {}\n", version());
   text += fmt::format("  world      {} ranks on {} node{}, {}\n", world.size(), world.nodes(),
                       world.nodes() == 1 ? "" : "s", device.name());
-  text += fmt::format("  grid       {} (rank, data, tensor)\n{}\n", engine.layout(),
+  text += fmt::format("  grid       {} (rank; data, tensor, context, pipeline)\n{}\n", engine.layout(),
                       grid_picture(world, engine.grid(), places));
   text += fmt::format(
       "  model      {}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary {}{}; {:.3f} "
@@ -85,7 +88,11 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
                       cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";
   if (validation != nullptr) text += data_line("validation", *validation, cut.sequence) + "\n";
-  text += "  documents  attend to one another where a sample crosses them\n";
+  text += deck.data.mask_documents ? "  documents  do not see one another: positions begin anew, no target crosses\n"
+                                   : "  documents  attend to one another where a sample crosses them\n";
+  if (!engine.stages().table.empty()) {
+    text += fmt::format("  stages     schedule {}\n{}", engine.stages().schedule.name, engine.stages().table);
+  }
   text += "  memory     a rank:\n" + memory_table(engine, device) + "\n";
   text += flops_line(deck, engine, device) + "\n";
   text += fmt::format("  run folder {}", deck.run.directory);

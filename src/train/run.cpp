@@ -93,6 +93,7 @@ class Trainer {
   bool due(std::int64_t every) const { return every > 0 && position_.step % every == 0; }
   void take_result();
   void log(const StepResult& result);
+  void check_replicas();
   void evaluate();
   void save();
   void status(const char* state, const char* reason, bool resume) const {
@@ -152,8 +153,9 @@ int Trainer::run() {
     ++position_.step;
     position_.samples += deck_.batch.global;
     engine_.step(batches, due(deck_.log.every) || position_.step == last);
-    const bool pause = due(deck_.run.evaluate_every) || due(deck_.checkpoint.every) || position_.step == last;
+    const bool pause = due(deck_.run.evaluate_every) || due(deck_.run.check_replicas) || due(deck_.checkpoint.every) || position_.step == last;
     while (engine_.pending() > (pause ? 0 : 1)) take_result();
+    if (due(deck_.run.check_replicas)) check_replicas();
     if (due(deck_.run.evaluate_every) || (position_.step == last && data_.validation)) evaluate();
     if (due(deck_.checkpoint.every) || (position_.step == last && (stops || deck_.checkpoint.at_end))) save();
   }
@@ -220,6 +222,14 @@ void Trainer::evaluate() {
   say(world_, fmt::format("validation loss {:.4f} at step {} over {:.0f} tokens", evaluation.loss,
                           position_.step, evaluation.tokens));
   if (metrics_) metrics_->write_evaluation(position_.step, evaluation);
+}
+
+void Trainer::check_replicas() {
+  const std::string difference = engine_.find_differing_replica();
+  engine_.restart_clock();
+  if (difference.empty()) return;
+  status("failed", "replicas differ", true);
+  fail(ErrorKind::kDiverged, "replicas have come apart at step {}: {}", position_.step, difference);
 }
 
 void Trainer::save() {

@@ -137,6 +137,24 @@ TEST_F(Cases, N07ReplicatedParametersStayBitwiseEqualUnderSequenceParallelism) {
   }
 }
 
+/// N07: the check that users can turn on finds a copy that has come apart, and names it; it finds nothing in a sound run.
+TEST_F(Cases, N07ReplicaCheckNamesTheTensorThatDiffers) {
+  for (const int zero : {0, 1, 3}) {
+    Deck deck = split_deck();
+    deck.parallel.zero = zero;
+    Session session(MPI_COMM_WORLD, deck);
+    session.step(random_samples(8, 64, 256, 9));
+    EXPECT_EQ(session.engine().find_differing_replica(), "") << "ZeRO " << zero;
+    if (session.engine().grid().sizes().tensor == 1) continue;
+    for (const auto& box : session.engine().store().held_boxes()) {
+      if (rank_ == 1 && box.name == "parameters/layers.1.mlp_norm.weight") box.memory.as<float>()[0] += 1e-6f;
+    }
+    const std::string found = session.engine().find_differing_replica();
+    EXPECT_NE(found.find("layers.1.mlp_norm.weight"), std::string::npos) << found;
+    EXPECT_NE(found.find("tensor"), std::string::npos) << found;
+  }
+}
+
 /// N08: weights of 1.0 that move by less than a bf16 step a time. Masters: 0.94; their bf16: 0.94140625.
 TEST_F(Cases, N08SmallUpdatesAddUpInTheMasters) {
   const std::unique_ptr<Device> device = make_cpu_device();

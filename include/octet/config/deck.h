@@ -73,6 +73,7 @@ struct Deck {
     std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
+    std::int64_t check_replicas = 0;
     std::int64_t max_skipped = 10;  ///< skipped steps in a row before the run ends with exit code 6
   } run;
 

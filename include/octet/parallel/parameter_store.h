@@ -83,6 +83,13 @@ class ParameterStore final : public ParameterAccess {
   /// loading.
   std::vector<StateBox> saved_boxes() const;
   std::vector<StateBox> held_boxes() const;
+  /// Memory that other ranks hold bitwise copies of, and along which axes.
+  struct Replica {
+    std::string name;
+    Tensor memory;
+    bool over_shards = false, over_copies = false, over_tensor = false;
+  };
+  std::vector<Replica> replicas() const;
   /// The reduced gradient that this rank holds, unscaled, as boxes named "gradients/…"; valid after
   /// finish_gradients. For tests and tools.
   std::vector<StateBox> gradient_boxes() const;

@@ -68,6 +68,9 @@ class Engine {
   const ParameterStore& store() const { return *store_; }
   Stream& stream() { return *stream_; }
   Device& device() { return device_; }
+  /// Compares everything that several ranks hold copies of, by hash. Collective; returns what differs first on any rank, with the axis, or an
+  /// empty text. Waits for the device.
+  std::string find_differing_replica();
   /// After masters were written: publishes them and sets the optimizer's step count.
   void restored(std::int64_t updates);
 
