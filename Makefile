@@ -29,7 +29,8 @@ run: build
 test: build
 	@bash tests/run.sh $(BUILD)
 
-test-all: test
+test-all: build
+	@OCTET_ALL_LAYOUTS=1 bash tests/run.sh $(BUILD)
 
 bench: build
 	@bash jobs/bench.sh $(BUILD)/octet
@@ -49,6 +50,7 @@ clean:
 help:
 	@echo 'make run [TEXT=my.txt]  install what is missing, build, and train a small model from text'
 	@echo 'make test               build and run every test that this machine can run'
+	@echo 'make test-all           the same with every layout of the matrix instead of a pairwise-covering part'
 	@echo 'make build              build octet in $(BUILD)/'
 	@echo 'make bench              measure, where there are GPUs'
 	@echo 'make install [PREFIX=]  install octet, decks and job scripts'

@@ -38,12 +38,12 @@ table="work|GPUs|micro|step ms|tok/s/gpu|MFU|planned GiB|driver GiB|rival tok/s/
 bench() { # name ranks sequence micro global vocabulary rival-shape settings…
   local name=$1 ranks=$2 sequence=$3 micro=$4 global=$5 vocabulary=$6 rival=$7
   shift 7
-  local tokens="$run/$vocabulary.h5" out="$run/$name-$ranks"
+  local tokens="$run/$vocabulary.h5" out="$run/$work"
   [ -f "$tokens" ] || "$octet" pack --random 40000000 --vocabulary "$vocabulary" --output "$tokens"
   watched "${launch[@]}" -np "$ranks" "$octet" train "inputs/shapes/$name.cfg" --set "data.train=$tokens" --set "run.directory=$out" \
     --set "run.steps=$steps" --set log.every=1 --set "batch.sequence=$sequence" --set "batch.micro=$micro" \
     --set "batch.global=$global" --set checkpoint.resume=none --set checkpoint.at_end=false --set schedule.kind=constant \
-    --set optimizer.lr=1e-4 "$@" >"$run/log" || { tail -n 5 "$run/log"; table+=$'\n'"$name|$ranks|$micro|failed"; return 0; }
+    --set optimizer.lr=1e-4 "$@" >"$run/log" || { tail -n 5 "$run/log"; table+=$'\n'"$work|$ranks|$micro|failed"; return 0; }
   grep -E "grid|loss|$steps/$steps" "$run/log"
   local key='s/.*"KEY":\([0-9.e+-]*\).*/\1/p' step_ms rate mfu planned memory=$peak theirs=- their_memory=- their_peak=- ratio=-
   step_ms=$(tail -n +6 "$out/metrics.jsonl" | sed -n "${key/KEY/step_ms}" | median)
@@ -59,7 +59,7 @@ bench() { # name ranks sequence micro global vocabulary rival-shape settings…
     their_memory=$(sed -n 's|.*peak \([0-9.]*\) GiB.*|\1|p' "$run/rival.log")
     ratio=$(awk -v a="$rate" -v b="${theirs:-0}" 'BEGIN { print b > 0 ? sprintf("%.3f", a / b) : "-" }')
   fi
-  table+=$'\n'"$name|$ranks|$micro|$step_ms|$rate|$mfu|$planned|$memory|${theirs:--}|${their_memory:--}|$their_peak|$ratio"
+  table+=$'\n'"$work|$ranks|$micro|$step_ms|$rate|$mfu|$planned|$memory|${theirs:--}|${their_memory:--}|$their_peak|$ratio"
 }
 
 for work in "${works[@]}"; do
@@ -68,8 +68,14 @@ for work in "${works[@]}"; do
     llama-1b) bench llama-1b 1 8192 4 4 128256 1b --set model.tied=false ;;
     llama-3b) bench llama-3b 1 8192 2 2 128256 3b --set model.tied=false ;;
     llama-8b) bench llama-8b 2 8192 1 2 128256 8b --set parallel.zero=3 --set memory.logits_mib=256 ;;
+    llama-8b-zero1) bench llama-8b 2 8192 1 2 128256 - --set parallel.zero=1 ;;
+    llama-8b-tensor2) bench llama-8b 2 8192 1 2 128256 - --set parallel.tensor=2 --set parallel.sequence=true ;;
+    llama-8b-pipeline2) bench llama-8b 2 8192 1 4 128256 - --set parallel.pipeline=2 ;;
+    llama-8b-interleaved2) bench llama-8b 2 8192 1 4 128256 - --set parallel.pipeline=2 --set parallel.schedule=interleaved --set parallel.chunks=2 ;;
+    llama-8b-zerobubble2) bench llama-8b 2 8192 1 4 128256 - --set parallel.pipeline=2 --set parallel.schedule=zero_bubble ;;
+    llama-8b-context2) bench llama-8b 2 8192 1 2 128256 - --set parallel.context=2 --set parallel.zero=3 ;;
     llama-8b-zero2) bench llama-8b 2 8192 1 2 128256 - --set parallel.zero=2 ;;
-    *) echo "bench: unknown work $work; known: gpt2-124m llama-1b llama-3b llama-8b llama-8b-zero2" >&2; exit 2 ;;
+    *) echo "bench: unknown work $work; known: gpt2-124m llama-1b llama-3b llama-8b llama-8b-{zero1,zero2,tensor2,pipeline2,interleaved2,zerobubble2,context2}" >&2; exit 2 ;;
   esac
 done
 echo

@@ -3,19 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 namespace octet {
 
 BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
                        Arena& scratch)
-    : context_(context), recomputed_(recomputed), split_(split) {
+    : context_(context),
+      heads_(local_heads(context.shape, context.tensor.rank(), context.tensor.size())),
+      attention_(context.ops, context.context, context.timer, heads_, context.compute, context.batch, context.sequence,
+                 context.documents_apart, scratch),
+      recomputed_(recomputed),
+      split_(split) {
   const ModelShape& shape = context.shape;
   const TensorAxis& tensor = context.tensor;
-  heads_ = local_heads(shape, tensor.rank(), tensor.size());
-  attention_ = {heads_, context.batch, context.sequence,
-                1.0f / std::sqrt(static_cast<float>(shape.head_size))};
-
   const std::int64_t t = context.tokens(), shard = tensor.shard(t), h = shape.hidden;
   const std::int64_t f = shape.mlp / tensor.size(), inner = shape.gated() ? 2 * f : f;
   const DType type = context.compute;
@@ -119,7 +119,7 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
                           weight(w.k_norm), qkv, tensor(rows_.head_rstd, slab));
   }
   if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
-  ops.attention_forward(stream, attention_, qkv, out, tensor(rows_.statistics, slab));
+  attention_.forward(stream, qkv, starts_, out, tensor(rows_.statistics, slab));
   ops.matmul(stream,
              {.a = out, .b = weight(w.o), .transpose_b = true, .y = partial, .bias = once(weight(w.o_bias))});
 
@@ -224,7 +224,7 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
   const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.o_dy);
   ops.matmul(stream, {.a = dy, .b = weight(w.o), .y = dout});
   if (!later(slab)) weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
-  ops.attention_backward(stream, attention_, qkv, out, tensor(rows_.statistics, slab), dout, dqkv);
+  attention_.backward(stream, qkv, starts_, out, tensor(rows_.statistics, slab), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
     ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, slab), tensor(rows_.head_rstd, slab),

@@ -85,8 +85,14 @@ void Network::prepare(Device& device, Stream& stream) {
 Workload Network::workload() const {
   const ModelShape& shape = context_.shape;
   const std::int64_t inner = shape.mlp * (shape.gated() ? 2 : 1);
-  return {context_.compute, context_.tokens(),
-          std::max({inner, shape.hidden, blocks_.attention().layout.packed()}), blocks_.attention()};
+  const AttentionShape attention = blocks_.attention().largest();
+  Workload work;
+  work.compute = context_.compute;
+  work.tokens = context_.tokens();
+  work.widest = std::max({inner, shape.hidden, attention.layout.packed()});
+  work.attention = attention;
+  work.documents_apart = blocks_.attention().documents_apart();
+  return work;
 }
 
 void Network::embed(Stream& stream, const DeviceBatch& batch, Tensor to) {
@@ -103,7 +109,7 @@ void Network::embed(Stream& stream, const DeviceBatch& batch, Tensor to) {
 }
 
 ResidualStream Network::run_blocks(Stream& stream, int chunk, int slot, const DeviceBatch& batch, bool keep) {
-  if (rope_table_ >= 0) blocks_.set_positions(batch.positions, scratch_.tensor(rope_table_));
+  blocks_.set_batch(batch.positions, batch.starts, rope_table_ < 0 ? Tensor{} : scratch_.tensor(rope_table_));
   ResidualStream values{blocks_.input(slab(chunk, 0, slot)), {}};
   if (at(chunk).embeds) embed(stream, batch, values.residual);
   for (int layer = 0; layer < at(chunk).layers; ++layer) {
@@ -214,7 +220,7 @@ void Network::forward(Stream& stream, int chunk, const Place& place, const Devic
 }
 
 void Network::backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch) {
-  if (rope_table_ >= 0) blocks_.set_positions(batch.positions, scratch_.tensor(rope_table_));
+  blocks_.set_batch(batch.positions, batch.starts, rope_table_ < 0 ? Tensor{} : scratch_.tensor(rope_table_));
   const Tensor dx = gradient(place);
   for (int layer = at(chunk).layers - 1; layer >= 0; --layer) {
     const int number = at(chunk).first_layer + layer;

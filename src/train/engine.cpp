@@ -68,7 +68,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
       static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
       timer_);
-  const LayerContext context{shape_, table_, *store_, axis_, *ops_, compute, cut.micro, cut.local_sequence(), cut.sequence};
+  const LayerContext context{shape_, table_, *store_, axis_, *context_, timer_, *ops_, compute,
+                             cut.micro, cut.local_sequence(), cut.sequence, cut.mask_documents};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
@@ -92,6 +93,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
     slot.end = device_.make_event(true);
   }
   restart_clock();
+  libraries_ = device_.memory_used();
+  for (const auto& [name, bytes] : memory()) libraries_ -= name == "context, libraries" ? 0 : bytes;
 }
 
 Engine::~Engine() = default;
@@ -113,6 +116,7 @@ std::vector<std::pair<std::string, std::int64_t>> Engine::memory() const {
   for (const Arena* arena : {&saved_, &scratch_, &small_})
     classes.emplace_back(arena->purpose(), arena->bytes());
   classes.emplace_back("operators", ops_->workspace_bytes());
+  classes.emplace_back("context, libraries", libraries_);
   return classes;
 }
 

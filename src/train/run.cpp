@@ -19,6 +19,8 @@ namespace octet {
 
 namespace {
 
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
 void say(const World& world, const std::string& text) {
   if (world.rank() != 0) return;
   std::fputs((text + "\n").c_str(), stdout);
@@ -160,6 +162,10 @@ int Trainer::run() {
     if (due(deck_.checkpoint.every) || (position_.step == last && (stops || deck_.checkpoint.at_end))) save();
   }
   status(stops ? "stopped" : "done", stops ? "run.stop_after" : "", stops);
+  std::int64_t planned = 0;
+  for (const auto& [name, bytes] : engine_.memory()) planned += bytes;
+  say(world_, fmt::format("memory of rank 0: {:.2f} GiB planned, {:.2f} GiB in use", static_cast<double>(planned) / kGiB,
+                          static_cast<double>(device_->memory_used()) / kGiB));
   say(world_,
       stops ? fmt::format("stopped after step {} as run.stop_after says; run again to go on", position_.step)
             : fmt::format("done: {} steps, {} tokens", position_.step, position_.tokens));

@@ -97,6 +97,33 @@ TEST_F(Cases, N04ZeroHeadGivesLogOfTheVocabularyPaddedOrNot) {
   EXPECT_NEAR(session.step(random_samples(8, 64, 256, 4)).loss, 5.545177, 1e-6);
 }
 
+/// N05: a tied embedding on two pipeline stages: both copies stay bitwise equal, and it is one tensor of the state.
+TEST_F(Cases, N05TiedEmbeddingIsOneParameterOverTwoStages) {
+  if (ranks_ < 2) GTEST_SKIP() << "a pipeline takes two ranks";
+  for (const int zero : {0, 1, 2, 3}) {
+    Deck deck = tiny_deck();
+    deck.model.layers = 2;
+    deck.model.tied = true;
+    deck.parallel.pipeline = 2;
+    deck.parallel.zero = zero;
+    Session session(MPI_COMM_WORLD, deck);
+    for (std::uint64_t step = 0; step < 5; ++step) session.step(random_samples(8, 64, 256, 50 + step));
+    // Every element of the state is held once over all ranks, embedding included: gather() checks it.
+    const Tensors state = session.gather(session.engine().store().saved_boxes());
+    EXPECT_TRUE(state.contains("parameters/embedding.weight"));
+    EXPECT_FALSE(state.contains("parameters/head.weight"));
+    const Grid& grid = session.engine().grid();
+    if (grid.ends() == MPI_COMM_NULL || zero == 3) continue;
+    for (const auto& replica : session.engine().store().replicas()) {
+      if (replica.name != "embedding.weight (as computed with)") continue;
+      const auto* own = replica.memory.as<float>();
+      std::vector<float> first(own, own + replica.memory.size());
+      MPI_Bcast(first.data(), static_cast<int>(first.size()), MPI_FLOAT, 0, grid.ends());
+      EXPECT_EQ(std::memcmp(first.data(), own, first.size() * sizeof(float)), 0) << "ZeRO " << zero;
+    }
+  }
+}
+
 /// N06: a gradient of a tied embedding is one gradient; its norm counts it once in every layout.
 TEST_F(Cases, N06GradientNormCountsTiedEmbeddingOnce) {
   Deck deck = split_deck();
@@ -179,6 +206,34 @@ TEST_F(Cases, N08SmallUpdatesAddUpInTheMasters) {
   }
   for (const float value : master) EXPECT_NEAR(value, 0.94f, 1e-5f);
   for (const BF16 value : parameter) EXPECT_EQ(static_cast<float>(value), 0.94140625f);
+}
+
+/// N09: with documents apart, a sample [A][B] costs what A and B cost by themselves, and changing A changes nothing in B.
+TEST_F(Cases, N09PackedDocumentsDoNotSeeOneAnother) {
+  Deck deck = split_deck();
+  deck.data.mask_documents = true;
+  const auto loss_of = [&](const std::vector<std::int32_t>& tokens, std::int32_t boundary, int from, int to) {
+    Samples samples;
+    for (int i = 0; i < 8; ++i) {
+      samples.tokens.push_back(tokens);
+      samples.masks.emplace_back(64, 0);
+      std::fill(samples.masks.back().begin() + from, samples.masks.back().begin() + to, 1);
+      samples.starts.emplace_back(64, 0);
+      std::fill(samples.starts.back().begin() + boundary, samples.starts.back().end(), boundary);
+    }
+    Session session(MPI_COMM_WORLD, deck);
+    return session.step(samples);
+  };
+  std::vector<std::int32_t> packed = random_samples(1, 64, 256, 11).tokens[0];
+  const StepResult a = loss_of(packed, 20, 0, 19), b = loss_of(packed, 20, 20, 64);
+  std::vector<std::int32_t> alone(packed.begin() + 20, packed.end());
+  alone.resize(65, 0);
+  const StepResult b_alone = loss_of(alone, 44, 0, 44);
+  EXPECT_NEAR(b.loss, b_alone.loss, 1e-6 * b.loss);
+  std::vector<std::int32_t> other = packed;
+  for (int i = 0; i < 20; ++i) other[static_cast<std::size_t>(i)] = 255 - packed[static_cast<std::size_t>(i)];
+  EXPECT_EQ(loss_of(other, 20, 20, 64).loss, b.loss);
+  EXPECT_NE(loss_of(other, 20, 0, 19).loss, a.loss);
 }
 
 /// N16: the random numbers of a run (initial values; the sample order has tests of its own) depend on global

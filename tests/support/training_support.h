@@ -47,6 +47,21 @@ inline void mask_unevenly(Samples& samples, std::uint64_t seed) {
   }
 }
 
+/// Cuts every sample into documents of 1 to 30 tokens.
+inline void cut_documents(Samples& samples, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_int_distribution<std::size_t> length(1, 30);
+  for (const auto& tokens : samples.tokens) {
+    std::vector<std::int32_t> starts;
+    while (starts.size() + 1 < tokens.size()) {
+      const auto start = static_cast<std::int32_t>(starts.size());
+      const std::size_t end = std::min(starts.size() + length(random), tokens.size() - 1);
+      starts.resize(end, start);
+    }
+    samples.starts.push_back(std::move(starts));
+  }
+}
+
 /// A rank's micro-batches of one step, and the memory behind them.
 struct PackedStep {
   std::vector<std::vector<std::int32_t>> memory;

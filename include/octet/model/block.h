@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "octet/model/activation_table.h"
+#include "octet/model/context_attention.h"
 #include "octet/model/parameter_access.h"
 #include "octet/model/parameter_table.h"
 #include "octet/model/tensor_axis.h"
@@ -16,10 +17,13 @@ struct LayerContext {
   const ParameterTable& table;
   ParameterAccess& parameters;
   TensorAxis& tensor;
+  Communicator& context;
+  StreamTimer& timer;
   Ops& ops;
   DType compute = DType::kF32;
   std::int64_t batch = 0, sequence = 0;  ///< a micro-batch on this rank: samples, and tokens of each
   std::int64_t positions = 0;            ///< tokens of a whole sample
+  bool documents_apart = false;          ///< documents of a sample do not see one another
 
   std::int64_t tokens() const { return batch * sequence; }
 };
@@ -44,10 +48,11 @@ class BlockStack {
   BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
-  const AttentionShape& attention() const { return attention_; }
-  /// Positions (int32 [1, tokens]) and rotation table of the present micro-batch; for rotary models.
-  void set_positions(Tensor positions, Tensor rope_table) {
+  const ContextAttention& attention() const { return attention_; }
+  /// Positions and starts (int32 [1, tokens], see MicroBatch) of the present micro-batch; the rotation table for rotary models.
+  void set_batch(Tensor positions, Tensor starts, Tensor rope_table) {
     positions_ = positions;
+    starts_ = starts;
     rope_table_ = rope_table;
   }
 
@@ -103,13 +108,13 @@ class BlockStack {
 
   LayerContext context_;
   HeadLayout heads_;
-  AttentionShape attention_;
+  ContextAttention attention_;
   ActivationTable activations_;
   Rows rows_{};
   std::vector<Weights> weights_;
   std::vector<bool> recomputed_;
   bool split_ = false;
-  Tensor positions_, rope_table_;
+  Tensor positions_, starts_, rope_table_;
 };
 
 }  // namespace octet

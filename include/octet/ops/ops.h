@@ -62,12 +62,40 @@ struct HeadLayout {
   std::int64_t query() const { return std::int64_t{heads} * head_size; }
 };
 
-/// Causal softmax(scale·q·kᵀ)·v over `batch` sequences of `sequence` tokens. Softmax in float32.
+/// Causal softmax(scale·q·kᵀ)·v over `batch` samples, softmax in float32. A sample has `sequence` query rows,
+/// which are the last of its `keys` key rows: with context parallelism a rank has some queries and all keys
+/// before them. Query row i sees the key rows up to keys - sequence + i, and, where documents are kept apart,
+/// none before the first of its own document.
 struct AttentionShape {
   HeadLayout layout;
   std::int64_t batch = 0, sequence = 0;
   float scale = 1.0f;
+  std::int64_t keys = 0;  ///< at least `sequence`; 0: the same
+
+  std::int64_t key_rows() const { return keys > 0 ? keys : sequence; }
 };
+
+/// Rows of heads, of one kind, inside a larger array: column c of row r of sample s is element
+/// s·sample_stride
+/// + r·row_stride + c. With a batch of 1, sample_stride does not matter.
+struct SampleRows {
+  void* data = nullptr;
+  std::int64_t row_stride = 0, sample_stride = 0;
+};
+
+/// The inputs of attention, in the compute dtype `dtype`.
+struct AttentionOperands {
+  DType dtype = DType::kF32;
+  SampleRows query;            ///< [sequence, heads·head_size] a sample
+  SampleRows key, value;       ///< [keys, kv_heads·head_size] a sample
+  Tensor document_starts = {}; /**< optional int32 [batch, sequence]: the first key row that a query row sees.
+                                  Never falls along a sample, nor lies behind the last one that it sees. */
+};
+
+/// Columns from `column` on of a matrix whose rows are those of samples end to end, `rows_per_sample` each.
+SampleRows sample_rows(const Tensor& matrix, std::int64_t rows_per_sample, std::int64_t column = 0);
+/// Queries, keys and values as they lie in a packed projection [batch·sequence, layout.packed()].
+AttentionOperands packed_operands(const AttentionShape& shape, const Tensor& qkv);
 
 struct Adamw {
   Tensor master, first_moment, second_moment;  ///< in/out float32 [1, n]
@@ -97,9 +125,10 @@ struct StepScalars {
 /// Sizes that an Ops may need scratch memory and plans for. Given once, before the first step.
 struct Workload {
   DType compute = DType::kF32;
-  std::int64_t tokens = 0;  ///< rows of a micro-batch on this rank
-  std::int64_t widest = 0;  ///< widest activation row
-  AttentionShape attention;
+  std::int64_t tokens = 0;       ///< rows of a micro-batch on this rank
+  std::int64_t widest = 0;       ///< widest activation row
+  AttentionShape attention;      ///< with the most keys that there will be
+  bool documents_apart = false;  ///< attention will be given document_starts
 };
 
 /// The operators that training is made of. One implementation a backend; all arguments are views. "compute
@@ -135,12 +164,21 @@ class Ops {
                                   Tensor q_weight, Tensor k_weight, Tensor dqkv, Tensor dq_weight,
                                   Tensor dk_weight, bool accumulate) = 0;
 
-  /// out [t, layout.query()], statistics: float32 [batch·heads, sequence], the log-sum-exp of each query row.
-  virtual void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                                 Tensor statistics) = 0;
-  /// dqkv [t, layout.packed()] is wholly overwritten; key heads that no query head uses get zero.
-  virtual void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                                  Tensor statistics, Tensor dout, Tensor dqkv) = 0;
+  /// out: [sequence, heads·head_size] a sample; statistics: float32 [batch·heads, sequence], the log-sum-exp
+  /// of each query row.
+  virtual void attention_forward(Stream& stream, const AttentionShape& shape,
+                                 const AttentionOperands& operands, SampleRows out, Tensor statistics) = 0;
+  /// The gradients of query, key and value rows are wholly overwritten; key heads that no query head uses and
+  /// key rows that no query row sees get zero.
+  virtual void attention_backward(Stream& stream, const AttentionShape& shape,
+                                  const AttentionOperands& operands, SampleRows out, Tensor statistics,
+                                  SampleRows dout, SampleRows dquery, SampleRows dkey, SampleRows dvalue) = 0;
+  /// The same where every query row has its key row, packed: qkv and dqkv [t, layout.packed()], out and dout
+  /// [t, layout.query()].
+  void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
+                         Tensor statistics);
+  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
+                          Tensor statistics, Tensor dout, Tensor dqkv);
 
   /// out [t, f] = silu(gate)·up, with gate_up [t, 2f] holding f gates, then f ups (Shazeer 2020).
   virtual void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) = 0;
@@ -191,6 +229,9 @@ class Ops {
 
   /// to = from, rounded to the dtype of `to` where that is narrower. Float types only.
   virtual void cast(Stream& stream, Tensor from, Tensor to) = 0;
+  /// Rows of samples from one array to another: `rows` rows of `columns` elements of each of `batch` samples. With `add` they are added (float32 sums).
+  virtual void copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                         const SampleRows& from, const SampleRows& to, bool add) = 0;
   /// to += from, float32 sums; either may be bfloat16.
   virtual void add(Stream& stream, Tensor from, Tensor to) = 0;
   /// values[i] = deviation · normal_at(key, first_index + (i / cols) · stride + i % cols), float32 [rows,

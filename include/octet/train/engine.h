@@ -47,7 +47,7 @@ class Engine {
   const StagePlan& stages() const { return stages_; }
   BatchCut cut() const;
   std::string layout() const;
-  /// Bytes on the device by class.
+  /// Bytes on the device by class; the last class, what the driver and libraries took by themselves until now, is measured.
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
 
   void initialise();
@@ -107,6 +107,7 @@ class Engine {
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Network> network_;
   int packed_ = 0, rates_ = 0, scalars_ = 0, evaluation_ = 0;
+  std::int64_t libraries_ = 0;
   std::array<Slot, 3> slots_;  ///< two steps in flight, and the end of the one before
   std::int64_t queued_ = 0, taken_ = 0;
 };

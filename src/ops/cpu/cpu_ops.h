@@ -28,10 +28,11 @@ class CpuOps : public Ops {
                           Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
                           bool accumulate) override;
 
-  void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                         Tensor statistics) override;
-  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                          Tensor statistics, Tensor dout, Tensor dqkv) override;
+  void attention_forward(Stream& stream, const AttentionShape& shape, const AttentionOperands& operands,
+                         SampleRows out, Tensor statistics) override;
+  void attention_backward(Stream& stream, const AttentionShape& shape, const AttentionOperands& operands,
+                          SampleRows out, Tensor statistics, SampleRows dout, SampleRows dquery,
+                          SampleRows dkey, SampleRows dvalue) override;
 
   void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) override;
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override;
@@ -60,6 +61,8 @@ class CpuOps : public Ops {
   void add(Stream& stream, Tensor from, Tensor to) override;
   void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,
                    std::int64_t first_index, std::int64_t stride) override;
+  void copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                 const SampleRows& from, const SampleRows& to, bool add) override;
   void fill(Stream& stream, Tensor values, float value) override;
 
  private:

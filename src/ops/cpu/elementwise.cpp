@@ -138,4 +138,19 @@ void CpuOps::fill(Stream&, Tensor values, float value) {
   });
 }
 
+void CpuOps::copy_rows(Stream&, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                       const SampleRows& from, const SampleRows& to, bool add) {
+  cpu::with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t row = 0; row < batch * rows; ++row) {
+      const std::int64_t sample = row / rows, at = row % rows;
+      const T* const source = static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride;
+      T* const target = static_cast<T*>(to.data) + sample * to.sample_stride + at * to.row_stride;
+      for (std::int64_t i = 0; i < columns; ++i) {
+        target[i] = add ? static_cast<T>(static_cast<float>(target[i]) + static_cast<float>(source[i])) : source[i];
+      }
+    }
+  });
+}
+
 }  // namespace octet

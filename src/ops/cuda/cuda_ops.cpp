@@ -36,15 +36,16 @@ bool alike(const Tensor& a, const Tensor& b) {
   return same_shape(a, b) && a.dtype == b.dtype;
 }
 
-void check_attention(const AttentionShape& shape, const Tensor& qkv, const Tensor& out,
+void check_attention(const AttentionShape& shape, const AttentionOperands& operands,
                      const Tensor& statistics) {
   const HeadLayout& layout = shape.layout;
   OCTET_ASSERT(layout.heads > 0 && layout.kv_heads > 0 && layout.group > 0 && layout.head_offset >= 0);
   OCTET_ASSERT((layout.heads - 1 + layout.head_offset) / layout.group < layout.kv_heads);
-  OCTET_ASSERT(qkv.rows == shape.batch * shape.sequence && qkv.cols == layout.packed());
-  OCTET_ASSERT(out.rows == qkv.rows && out.cols == layout.query() && out.dtype == qkv.dtype);
+  OCTET_ASSERT(shape.key_rows() >= shape.sequence);
   OCTET_ASSERT(statistics.dtype == DType::kF32 &&
                statistics.size() == shape.batch * layout.heads * shape.sequence);
+  const Tensor& starts = operands.document_starts;
+  OCTET_ASSERT(!starts || (starts.dtype == DType::kI32 && starts.size() == shape.batch * shape.sequence));
 }
 
 }  // namespace
@@ -60,18 +61,16 @@ cudaStream_t CudaOps::enter(Stream& stream) const {
   return native(stream);
 }
 
-bool CudaOps::uses_cudnn(const AttentionShape& shape, DType type) {
-  return type == DType::kBF16 && attention_.supports(shape);
-}
-
 void CudaOps::prepare(const Workload& workload) {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   std::int64_t bytes =
       std::max(matmul_.workspace_bytes(), cuda::embedding_backward_scratch(workload.tokens, workload.widest));
   const AttentionShape& shape = workload.attention;
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
-    bytes = std::max(bytes, uses_cudnn(shape, workload.compute) ? attention_.workspace_bytes(shape)
-                                                                : cuda::plain_attention_scratch(shape));
+    bytes = std::max(bytes, cuda::plain_attention_scratch(shape));
+    if (workload.compute == DType::kBF16) {
+      bytes = std::max(bytes, attention_.workspace_bytes(shape, workload.documents_apart));
+    }
   }
   scratch_.reserve(bytes);
 }
@@ -131,28 +130,26 @@ void CudaOps::head_norm_backward(Stream& stream, const HeadLayout& layout, Tenso
                            accumulate, scratch_);
 }
 
-void CudaOps::attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                                Tensor statistics) {
-  check_attention(shape, qkv, out, statistics);
-  if (qkv.rows == 0) return;
+void CudaOps::attention_forward(Stream& stream, const AttentionShape& shape,
+                                const AttentionOperands& operands, SampleRows out, Tensor statistics) {
+  check_attention(shape, operands, statistics);
+  if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
-  if (uses_cudnn(shape, qkv.dtype)) {
-    attention_.forward(to, shape, qkv, out, statistics);
-  } else {
-    cuda::plain_attention_forward(to, shape, qkv, out, statistics);
+  if (operands.dtype != DType::kBF16 || !attention_.forward(to, shape, operands, out, statistics)) {
+    cuda::plain_attention_forward(to, shape, operands, out, statistics);
   }
 }
 
-void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                                 Tensor statistics, Tensor dout, Tensor dqkv) {
-  check_attention(shape, qkv, out, statistics);
-  OCTET_ASSERT(alike(out, dout) && alike(qkv, dqkv));
-  if (qkv.rows == 0) return;
+void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape,
+                                 const AttentionOperands& operands, SampleRows out, Tensor statistics,
+                                 SampleRows dout, SampleRows dquery, SampleRows dkey, SampleRows dvalue) {
+  check_attention(shape, operands, statistics);
+  if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
-  if (uses_cudnn(shape, qkv.dtype)) {
-    attention_.backward(to, shape, qkv, out, statistics, dout, dqkv);
-  } else {
-    cuda::plain_attention_backward(to, shape, qkv, out, statistics, dout, dqkv, scratch_);
+  if (operands.dtype != DType::kBF16 ||
+      !attention_.backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue)) {
+    cuda::plain_attention_backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue,
+                                   scratch_);
   }
 }
 
@@ -235,6 +232,11 @@ void CudaOps::cast(Stream& stream, Tensor from, Tensor to) {
 void CudaOps::add(Stream& stream, Tensor from, Tensor to) {
   OCTET_ASSERT(from.size() == to.size());
   cuda::add(enter(stream), from, to);
+}
+
+void CudaOps::copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows,
+                        std::int64_t columns, const SampleRows& from, const SampleRows& to, bool add) {
+  cuda::copy_rows(enter(stream), dtype, batch, rows, columns, from, to, add);
 }
 
 void CudaOps::fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,

@@ -40,10 +40,11 @@ class CudaOps final : public Ops {
                           Tensor k_weight, Tensor dqkv, Tensor dq_weight, Tensor dk_weight,
                           bool accumulate) override;
 
-  void attention_forward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                         Tensor statistics) override;
-  void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                          Tensor statistics, Tensor dout, Tensor dqkv) override;
+  void attention_forward(Stream& stream, const AttentionShape& shape, const AttentionOperands& operands,
+                         SampleRows out, Tensor statistics) override;
+  void attention_backward(Stream& stream, const AttentionShape& shape, const AttentionOperands& operands,
+                          SampleRows out, Tensor statistics, SampleRows dout, SampleRows dquery,
+                          SampleRows dkey, SampleRows dvalue) override;
 
   void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) override;
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override;
@@ -70,6 +71,8 @@ class CudaOps final : public Ops {
 
   void cast(Stream& stream, Tensor from, Tensor to) override;
   void add(Stream& stream, Tensor from, Tensor to) override;
+  void copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+                 const SampleRows& from, const SampleRows& to, bool add) override;
   void fill_normal(Stream& stream, Tensor values, float deviation, std::uint64_t key,
                    std::int64_t first_index, std::int64_t stride) override;
   void fill(Stream& stream, Tensor values, float value) override;
@@ -77,7 +80,6 @@ class CudaOps final : public Ops {
  private:
   /// Makes the device current for this thread.
   cudaStream_t enter(Stream& stream) const;
-  bool uses_cudnn(const AttentionShape& shape, DType type);
 
   int ordinal_;
   cuda::Scratch scratch_;

@@ -94,9 +94,9 @@ CudnnGraph::Tensor CudnnGraph::operand(std::int64_t id, cudnnDataType_t type, co
   return add_tensor(id, type, extents, strides).finalize();
 }
 
-CudnnGraph::Tensor CudnnGraph::scalar(std::int64_t id) {
+CudnnGraph::Tensor CudnnGraph::scalar(std::int64_t id, cudnnDataType_t type) {
   const bool by_value = true;
-  return add_tensor(id, CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1})
+  return add_tensor(id, type, {1, 1, 1, 1}, {1, 1, 1, 1})
       .set(CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value)
       .finalize();
 }
@@ -141,12 +141,20 @@ void CudnnGraph::unary(cudnnPointwiseMode_t mode, Tensor x, Tensor y) {
       .finalize();
 }
 
-void CudnnGraph::binary(cudnnPointwiseMode_t mode, Tensor x, Tensor b, Tensor y) {
-  add_pointwise(mode, CUDNN_DATA_FLOAT)
+void CudnnGraph::binary(cudnnPointwiseMode_t mode, cudnnDataType_t precision, Tensor x, Tensor b, Tensor y) {
+  add_pointwise(mode, precision)
       .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x)
       .set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b)
       .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y)
       .finalize();
+}
+
+void CudnnGraph::binary(cudnnPointwiseMode_t mode, Tensor x, Tensor b, Tensor y) {
+  binary(mode, CUDNN_DATA_FLOAT, x, b, y);
+}
+
+void CudnnGraph::add_integers(Tensor x, Tensor b, Tensor y) {
+  binary(CUDNN_POINTWISE_ADD, CUDNN_DATA_INT32, x, b, y);
 }
 
 void CudnnGraph::index(std::int64_t axis, Tensor like, Tensor y) {
@@ -157,11 +165,11 @@ void CudnnGraph::index(std::int64_t axis, Tensor like, Tensor y) {
 }
 
 void CudnnGraph::at_least(Tensor x, Tensor b, Tensor y) {
-  add_pointwise(CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN)
-      .set(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x)
-      .set(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b)
-      .set(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y)
-      .finalize();
+  binary(CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, x, b, y);
+}
+
+void CudnnGraph::less(Tensor x, Tensor b, Tensor y) {
+  binary(CUDNN_POINTWISE_CMP_LT, CUDNN_DATA_BOOLEAN, x, b, y);
 }
 
 void CudnnGraph::select(Tensor x, Tensor b, Tensor mask, Tensor y) {

@@ -64,7 +64,9 @@ class CudnnGraph {
   /// An operand in device memory.
   Tensor operand(std::int64_t id, cudnnDataType_t type, const Extents& extents, const Extents& strides);
   /// A float32 scalar in host memory.
-  Tensor scalar(std::int64_t id);
+  Tensor scalar(std::int64_t id) { return scalar(id, CUDNN_DATA_FLOAT); }
+  /// A scalar of another type.
+  Tensor scalar(std::int64_t id, cudnnDataType_t type);
   /// A value inside the graph, row-major.
   Tensor value(cudnnDataType_t type, const Extents& extents);
   /// The same with strides.
@@ -73,10 +75,14 @@ class CudnnGraph {
   void matmul(Tensor a, Tensor b, Tensor c);
   void unary(cudnnPointwiseMode_t mode, Tensor x, Tensor y);
   void binary(cudnnPointwiseMode_t mode, Tensor x, Tensor b, Tensor y);
+  /// y = x + b, int32.
+  void add_integers(Tensor x, Tensor b, Tensor y);
   /// y = the position of each element along `axis`, int32.
   void index(std::int64_t axis, Tensor like, Tensor y);
   /// y = whether x >= b, boolean.
   void at_least(Tensor x, Tensor b, Tensor y);
+  /// y = whether x < b, boolean.
+  void less(Tensor x, Tensor b, Tensor y);
   /// y = x where `mask` is true, else b.
   void select(Tensor x, Tensor b, Tensor mask, Tensor y);
   /// Reduces the dimensions in which y has extent 1, or fewer elements.
@@ -91,6 +97,7 @@ class CudnnGraph {
                               const Extents& strides);
   CudnnDescriptor& add_pointwise(cudnnPointwiseMode_t mode, cudnnDataType_t precision,
                                  std::int64_t axis = -1);
+  void binary(cudnnPointwiseMode_t mode, cudnnDataType_t precision, Tensor x, Tensor b, Tensor y);
 
   std::deque<CudnnDescriptor> tensors_, modes_, operations_;
   std::int64_t next_id_ = 1000;

@@ -66,15 +66,25 @@ void adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
 // elementwise.cu
 void cast(cudaStream_t stream, Tensor from, Tensor to);
 void add(cudaStream_t stream, Tensor from, Tensor to);
+void copy_rows(cudaStream_t stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+               const SampleRows& from, const SampleRows& to, bool add);
 void fill(cudaStream_t stream, Tensor values, float value);
 void fill_normal(cudaStream_t stream, Tensor values, float deviation, std::uint64_t key,
                  std::int64_t first_index, std::int64_t stride);
 
-// plain_attention.cu: float32, and head sizes that cuDNN does not take
-void plain_attention_forward(cudaStream_t stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                             Tensor statistics);
-void plain_attention_backward(cudaStream_t stream, const AttentionShape& shape, Tensor qkv, Tensor out,
-                              Tensor statistics, Tensor dout, Tensor dqkv, Scratch& scratch);
+// plain_attention.cu: float32, and what cuDNN does not take
+void plain_attention_forward(cudaStream_t stream, const AttentionShape& shape,
+                             const AttentionOperands& operands, SampleRows out, Tensor statistics);
+void plain_attention_backward(cudaStream_t stream, const AttentionShape& shape,
+                              const AttentionOperands& operands, SampleRows out, Tensor statistics,
+                              SampleRows dout, SampleRows dquery, SampleRows dkey, SampleRows dvalue,
+                              Scratch& scratch);
 std::int64_t plain_attention_scratch(const AttentionShape& shape);
+
+// document_limits.cu
+/// limits[sample·stride + key] = keys - sequence + the number of query rows whose document starts at `key` or
+/// before: the query row that belongs to key row j sees `key` while j is below it.
+void document_key_limits(cudaStream_t stream, const AttentionShape& shape, Tensor document_starts,
+                         std::int32_t* limits, std::int64_t stride);
 
 }  // namespace octet::cuda

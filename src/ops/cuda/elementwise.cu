@@ -79,6 +79,24 @@ __global__ void __launch_bounds__(kThreads)
   values[i] = deviation * normal_at(key, static_cast<std::uint64_t>(first_index + row * stride + col));
 }
 
+// One pack of columns a thread.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) copy_rows_kernel(const SampleRows from, const SampleRows to, std::int64_t all_rows,
+                                                             std::int64_t rows, std::int64_t packs, bool add) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= all_rows * packs) return;
+  const std::int64_t row = i / packs, column = i % packs * N, sample = row / rows, at = row % rows;
+  const T* source = static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride + column;
+  T* target = static_cast<T*>(to.data) + sample * to.sample_stride + at * to.row_stride + column;
+  Pack<T, N> values = Pack<T, N>::load(source);
+  if (add) {
+    const Pack<T, N> before = Pack<T, N>::load(target);
+#pragma unroll
+    for (int n = 0; n < N; ++n) values.set(n, before[n] + values[n]);
+  }
+  values.store(target);
+}
+
 }  // namespace
 
 void cast(cudaStream_t stream, Tensor from, Tensor to) {
@@ -91,6 +109,29 @@ void add(cudaStream_t stream, Tensor from, Tensor to) {
   if (to.size() == 0) return;
   convert<true>(stream, from, to);
   OCTET_CUDA_LAUNCH("add");
+}
+
+void copy_rows(cudaStream_t stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
+               const SampleRows& from, const SampleRows& to, bool add) {
+  if (batch * rows * columns == 0) return;
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto launch = [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const std::int64_t packs = batch * rows * (columns / kWidth);
+      copy_rows_kernel<T, kWidth><<<grid_size(divide_up(packs, kThreads)), kThreads, 0, stream>>>(
+          from, to, batch * rows, rows, columns / kWidth, add);
+    };
+    constexpr int kFullPack = kFull<T>;
+    const bool full = columns % kFullPack == 0 && from.row_stride % kFullPack == 0 && to.row_stride % kFullPack == 0 &&
+                      from.sample_stride % kFullPack == 0 && to.sample_stride % kFullPack == 0 && aligned(16, from.data, to.data);
+    if (full) {
+      launch(Width<kFullPack>{});
+    } else {
+      launch(Width<1>{});
+    }
+  });
+  OCTET_CUDA_LAUNCH("copy_rows");
 }
 
 void fill(cudaStream_t stream, Tensor values, float value) {
