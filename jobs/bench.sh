@@ -57,7 +57,7 @@ bench() { # name ranks sequence micro global vocabulary rival-shape settings…
     their_peak=$peak
     theirs=$(sed -n 's|.* \([0-9]*\) tok/s/gpu.*|\1|p' "$run/rival.log")
     their_memory=$(sed -n 's|.*peak \([0-9.]*\) GiB.*|\1|p' "$run/rival.log")
-    ratio=$(awk -v a="$rate" -v b="${theirs:-0}" 'BEGIN { print b > 0 ? sprintf("%.3f", a / b) : "-" }')
+    ratio=$(awk -v a="$rate" -v b="${theirs:-0}" 'BEGIN { print (b > 0 ? sprintf("%.3f", a / b) : "-") }')
   fi
   table+=$'\n'"$work|$ranks|$micro|$step_ms|$rate|$mfu|$planned|$memory|${theirs:--}|${their_memory:--}|$their_peak|$ratio"
 }

@@ -97,7 +97,8 @@ class MpiCommunicator final : public Communicator {
   void receive(Stream&, Tensor values, int from) override {
     OCTET_ASSERT(values.size() < kLargestCall);
     const int count = static_cast<int>(values.size());
-    check(MPI_Recv(values.data, count, type_of(values.dtype), from, 0, ranks_, MPI_STATUS_IGNORE), "receive", name_);
+    check(MPI_Recv(values.data, count, type_of(values.dtype), from, 0, ranks_, MPI_STATUS_IGNORE), "receive",
+          name_);
   }
 
  private:

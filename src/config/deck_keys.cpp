@@ -76,15 +76,19 @@ std::vector<DeckKey> layout_keys() {
   return {
       count(OCTET_KEY(parallel.data), at_least(0), "data-parallel ranks; 0: ranks / (the other axes)"),
       count(OCTET_KEY(parallel.tensor), at_least(1), "ranks that share each matrix"),
-      count(OCTET_KEY(parallel.context), at_least(1), "ranks that share each sequence; this version: 1"),
-      count(OCTET_KEY(parallel.pipeline), at_least(1), "ranks that share the layers; this version: 1"),
+      count(OCTET_KEY(parallel.context), at_least(1),
+            "ranks that share each sequence, as two runs of its tokens each"),
+      count(OCTET_KEY(parallel.pipeline), at_least(1), "ranks that share the layers, as stages"),
       count(OCTET_KEY(parallel.zero), between(0, 3),
             "sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too"),
       flag(OCTET_KEY(parallel.sequence), "tensor ranks split the sequence between their matrices"),
-      choice(OCTET_KEY(parallel.schedule), {"1f1b", "interleaved", "zero_bubble"}, "order of micro-batches in a pipeline"),
+      choice(OCTET_KEY(parallel.schedule), {"1f1b", "interleaved", "zero_bubble"},
+             "order of micro-batches in a pipeline"),
       count(OCTET_KEY(parallel.shard_size), at_least(0),
-            "replicas that share one set of ZeRO slices, such as those of a node; other sets hold copies; 0: all"),
-      count(OCTET_KEY(parallel.chunks), at_least(1), "interleaved: virtual stages on each rank of the pipeline"),
+            "replicas that share one set of ZeRO slices, such as those of a node; other sets hold copies; 0: "
+            "all"),
+      count(OCTET_KEY(parallel.chunks), at_least(1),
+            "interleaved: virtual stages on each rank of the pipeline"),
       count(OCTET_KEY(batch.sequence), at_least(0), "tokens a sample; required"),
       count(OCTET_KEY(batch.micro), at_least(1), "samples a rank works on at once"),
       count(OCTET_KEY(batch.global), at_least(0), "samples a step; 0: micro x data"),
@@ -138,7 +142,8 @@ std::vector<DeckKey> run_keys() {
       count(OCTET_KEY(run.evaluate_every), at_least(0), "steps between evaluations; 0: at the end only"),
       count(OCTET_KEY(run.evaluate_samples), at_least(0), "samples an evaluation; 0: the whole file"),
       count(OCTET_KEY(run.check_replicas), at_least(0),
-            "steps between comparisons of all that ranks hold copies of; the first difference ends the run; 0: never"),
+            "steps between comparisons of all that ranks hold copies of; the first difference ends the run; "
+            "0: never"),
       count(OCTET_KEY(run.max_skipped), at_least(1), "skipped steps in a row that end the run (exit 6)"),
   };
 }

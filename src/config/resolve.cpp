@@ -113,8 +113,10 @@ void Resolver::layout() {
   const Deck::Model& m = deck_.model;
   const std::int64_t runs = 2 * p.context;
   if (p.context > 1 && deck_.batch.sequence % runs != 0) {
-    problem("parallel.context = {} cuts batch.sequence = {} into {} equal runs, which does not divide; nearest batch.sequence: {}", p.context,
-            deck_.batch.sequence, runs, nearest_multiples(deck_.batch.sequence, runs));
+    problem(
+        "parallel.context = {} cuts batch.sequence = {} into {} equal runs, which does not divide; nearest "
+        "batch.sequence: {}",
+        p.context, deck_.batch.sequence, runs, nearest_multiples(deck_.batch.sequence, runs));
   }
   if (p.schedule == "interleaved" && p.chunks < 2) {
     problem("parallel.schedule = interleaved needs parallel.chunks of 2 or more; it is {}", p.chunks);
@@ -123,12 +125,17 @@ void Resolver::layout() {
     problem("parallel.chunks = {} is for parallel.schedule = interleaved", p.chunks);
   }
   if (p.schedule == "zero_bubble" && p.zero >= 2) {
-    problem("parallel.schedule = zero_bubble computes the gradients of a layer in two parts, which parallel.zero = {} would reduce before "
-            "they are whole; allowed: parallel.zero of 0 or 1, or another schedule", p.zero);
+    problem(
+        "parallel.schedule = zero_bubble computes the gradients of a layer in two parts, which parallel.zero "
+        "= {} would reduce before "
+        "they are whole; allowed: parallel.zero of 0 or 1, or another schedule",
+        p.zero);
   }
   if (p.pipeline * p.chunks > m.layers) {
-    problem("pipeline {} × chunks {} = {} stages are more than model.layers = {}; allowed parallel.pipeline: up to {}", p.pipeline,
-            p.chunks, p.pipeline * p.chunks, m.layers, m.layers / p.chunks);
+    problem(
+        "pipeline {} × chunks {} = {} stages are more than model.layers = {}; allowed parallel.pipeline: up "
+        "to {}",
+        p.pipeline, p.chunks, p.pipeline * p.chunks, m.layers, m.layers / p.chunks);
   }
   const auto allowed = divisors(std::gcd(m.heads, m.mlp), ranks_);
   if (m.heads % p.tensor != 0 || m.mlp % p.tensor != 0) {
@@ -153,10 +160,11 @@ void Resolver::layout() {
   }
   const std::int64_t replicas = p.data * p.context;
   if (p.shard_size > 0 && p.zero == 0) {
-    problem("parallel.shard_size = {} has no effect with parallel.zero = 0, which cuts nothing", p.shard_size);
+    problem("parallel.shard_size = {} has no effect with parallel.zero = 0, which cuts nothing",
+            p.shard_size);
   } else if (p.shard_size > 0 && replicas % p.shard_size != 0) {
-    problem("parallel.shard_size = {} must divide data {} × context {} = {} replicas; allowed: {}", p.shard_size, p.data, p.context,
-            replicas, join(divisors(replicas, replicas)));
+    problem("parallel.shard_size = {} must divide data {} × context {} = {} replicas; allowed: {}",
+            p.shard_size, p.data, p.context, replicas, join(divisors(replicas, replicas)));
   }
 }
 
@@ -169,12 +177,22 @@ void Resolver::batch() {
     problem("batch.global = {} does not divide by micro {} × data {} = {}; nearest: {}", b.global, b.micro,
             data, unit, nearest_multiples(b.global, unit));
   }
+  const std::int64_t micro_batches = b.global / unit;
+  if (p.schedule == "interleaved" && p.pipeline > 1 && micro_batches % p.pipeline != 0) {
+    problem(
+        "parallel.schedule = interleaved takes batch.global / (micro × data) = {} micro-batches in rounds of "
+        "pipeline {}; nearest "
+        "batch.global: {}",
+        micro_batches, p.pipeline, nearest_multiples(b.global, unit * p.pipeline));
+  }
   const std::int64_t local = b.sequence / p.context;
   if (p.sequence && p.tensor > 1 && b.micro * local % p.tensor != 0) {
     problem(
-        "sequence parallelism splits micro {} × sequence {} / context {} = {} tokens over tensor {}, which does not "
+        "sequence parallelism splits micro {} × sequence {} / context {} = {} tokens over tensor {}, which "
+        "does not "
         "divide; nearest batch.sequence: {}",
-        b.micro, b.sequence, p.context, b.micro * local, p.tensor, nearest_multiples(b.sequence, p.tensor * p.context));
+        b.micro, b.sequence, p.context, b.micro * local, p.tensor,
+        nearest_multiples(b.sequence, p.tensor * p.context));
   }
 }
 

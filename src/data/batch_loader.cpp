@@ -32,9 +32,11 @@ std::int64_t samples_in(const TokenFile& file, std::int64_t sequence) {
 }
 
 void pack_micro_batch(const BatchCut& cut, const std::vector<SampleArrays>& samples, std::int32_t* packed) {
-  const std::int64_t tokens = cut.tokens(), parts = cut.context_size > 1 ? 2 : 1, run = cut.local_sequence() / parts;
+  const std::int64_t tokens = cut.tokens(), parts = cut.context_size > 1 ? 2 : 1,
+                     run = cut.local_sequence() / parts;
   const std::int64_t begins[] = {cut.context_rank * run, (2 * cut.context_size - 1 - cut.context_rank) * run};
-  std::int32_t *ids = packed, *targets = packed + tokens, *positions = packed + 2 * tokens, *starts = packed + 5 * tokens;
+  std::int32_t *ids = packed, *targets = packed + tokens, *positions = packed + 2 * tokens,
+               *starts = packed + 5 * tokens;
   for (std::size_t j = 0; j < samples.size(); ++j) {
     const SampleArrays& sample = samples[j];
     for (std::int64_t part = 0; part < parts; ++part) {
@@ -42,7 +44,8 @@ void pack_micro_batch(const BatchCut& cut, const std::vector<SampleArrays>& samp
       ids = std::copy_n(sample.ids.begin() + from, run, ids);
       targets = std::copy_n(sample.targets.begin() + from, run, targets);
       positions = std::copy_n(sample.positions.begin() + from, run, positions);
-      const std::int64_t row = part * static_cast<std::int64_t>(samples.size()) + static_cast<std::int64_t>(j);
+      const std::int64_t row =
+          part * static_cast<std::int64_t>(samples.size()) + static_cast<std::int64_t>(j);
       std::copy_n(sample.starts.begin() + from, run, starts + row * run);
     }
   }

@@ -6,12 +6,12 @@
 
 namespace octet {
 
-BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
-                       Arena& scratch)
+BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split,
+                       Arena& saved, Arena& scratch)
     : context_(context),
       heads_(local_heads(context.shape, context.tensor.rank(), context.tensor.size())),
-      attention_(context.ops, context.context, context.timer, heads_, context.compute, context.batch, context.sequence,
-                 context.documents_apart, scratch),
+      attention_(context.ops, context.context, context.timer, heads_, context.compute, context.batch,
+                 context.sequence, context.documents_apart, scratch),
       recomputed_(recomputed),
       split_(split) {
   const ModelShape& shape = context.shape;
@@ -203,7 +203,8 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   } else {
     ops.gelu_backward(stream, inner, activation);
   }
-  if (!later(slab)) weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
+  if (!later(slab))
+    weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
   ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = x_whole});
   const Tensor dnormed = axis.reduce(stream, x_whole, x);
   norm_backward(stream, w.bucket, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
@@ -251,7 +252,8 @@ void BlockStack::backward_weights(Stream& stream, int layer, int slab) {
   if (!later(slab)) return;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const auto kept = [&](int row) { return tensor(row, slab); };
-  weight_gradient(stream, w.bucket, kept(rows_.down_dy), kept(rows_.activation), w.down, w.down, w.down_bias, w.down_bias);
+  weight_gradient(stream, w.bucket, kept(rows_.down_dy), kept(rows_.activation), w.down, w.down, w.down_bias,
+                  w.down_bias);
   weight_gradient(stream, w.bucket, kept(rows_.inner), kept(rows_.up_x), w.gate, w.up, w.up_bias, w.up_bias);
   weight_gradient(stream, w.bucket, kept(rows_.o_dy), kept(rows_.out), w.o, w.o, w.o_bias, w.o_bias);
   weight_gradient(stream, w.bucket, kept(rows_.split_dqkv), kept(rows_.qkv_x), w.q, w.v, w.q_bias, w.v_bias);

@@ -4,8 +4,9 @@
 
 namespace octet {
 
-ContextAttention::ContextAttention(Ops& ops, Communicator& ranks, StreamTimer& timer, const HeadLayout& layout, DType compute,
-                                   std::int64_t batch, std::int64_t sequence, bool documents_apart, Arena& scratch)
+ContextAttention::ContextAttention(Ops& ops, Communicator& ranks, StreamTimer& timer,
+                                   const HeadLayout& layout, DType compute, std::int64_t batch,
+                                   std::int64_t sequence, bool documents_apart, Arena& scratch)
     : ops_(ops),
       ranks_(ranks),
       timer_(timer),
@@ -43,7 +44,8 @@ AttentionShape ContextAttention::largest() const {
 
 SampleRows ContextAttention::rows(int half, Tensor matrix) const {
   const std::int64_t begin = half * run_rows() * matrix.cols;
-  return {static_cast<std::byte*>(matrix.data) + begin * size_of(matrix.dtype), matrix.cols, sequence_ * matrix.cols};
+  return {static_cast<std::byte*>(matrix.data) + begin * size_of(matrix.dtype), matrix.cols,
+          sequence_ * matrix.cols};
 }
 
 SampleRows ContextAttention::keys_in(Tensor matrix) const {
@@ -63,7 +65,8 @@ AttentionOperands ContextAttention::operands(int half, Tensor qkv, Tensor starts
     result.value = sample_rows(keys, sequence_ * size(), key_columns() / 2);
   }
   const std::int64_t count = batch_ * part.sequence;
-  if (documents_apart_) result.document_starts = starts.range(half * count, count).reshape(batch_, part.sequence);
+  if (documents_apart_)
+    result.document_starts = starts.range(half * count, count).reshape(batch_, part.sequence);
   return result;
 }
 
@@ -71,19 +74,22 @@ void ContextAttention::arrange(Stream& stream, Tensor gathered, Tensor whole, bo
   const std::int64_t columns = key_columns(), run = run_rows(), width = size_of(compute_);
   for (int rank = 0; rank < size(); ++rank) {
     for (int half = 0; half < 2; ++half) {
-      const SampleRows apart{static_cast<std::byte*>(gathered.data) + (rank * batch_ * sequence_ + half * run) * columns * width,
-                             columns, sequence_ * columns};
-      const SampleRows together{static_cast<std::byte*>(whole.data) + run_of(rank, half) * run * columns * width, columns,
-                                sequence_ * size() * columns};
-      ops_.copy_rows(stream, compute_, batch_, run, columns, to_whole ? apart : together, to_whole ? together : apart, false);
+      const SampleRows apart{
+          static_cast<std::byte*>(gathered.data) + (rank * batch_ * sequence_ + half * run) * columns * width,
+          columns, sequence_ * columns};
+      const SampleRows together{
+          static_cast<std::byte*>(whole.data) + run_of(rank, half) * run * columns * width, columns,
+          sequence_ * size() * columns};
+      ops_.copy_rows(stream, compute_, batch_, run, columns, to_whole ? apart : together,
+                     to_whole ? together : apart, false);
     }
   }
 }
 
 void ContextAttention::gather_keys(Stream& stream, Tensor qkv) {
   const Tensor own = scratch_.tensor(own_), gathered = scratch_.tensor(gathered_);
-  ops_.copy_rows(stream, compute_, batch_, sequence_, key_columns(), sample_rows(qkv, sequence_, layout_.query()),
-                 sample_rows(own, sequence_), false);
+  ops_.copy_rows(stream, compute_, batch_, sequence_, key_columns(),
+                 sample_rows(qkv, sequence_, layout_.query()), sample_rows(own, sequence_), false);
   timer_.begin(stream);
   ranks_.all_gather(stream, own, gathered);
   timer_.end(stream);
@@ -92,22 +98,26 @@ void ContextAttention::gather_keys(Stream& stream, Tensor qkv) {
 
 void ContextAttention::forward(Stream& stream, Tensor qkv, Tensor starts, Tensor out, Tensor statistics) {
   if (size() == 1) {
-    ops_.attention_forward(stream, shape(0), operands(0, qkv, starts), sample_rows(out, sequence_), statistics);
+    ops_.attention_forward(stream, shape(0), operands(0, qkv, starts), sample_rows(out, sequence_),
+                           statistics);
     return;
   }
   gather_keys(stream, qkv);
   const std::int64_t heads = batch_ * layout_.heads;
   const Tensor parts = statistics.reshape(2 * heads, run_rows());
   for (int half = 0; half < 2; ++half) {
-    ops_.attention_forward(stream, shape(half), operands(half, qkv, starts), rows(half, out), parts.row_range(half * heads, heads));
+    ops_.attention_forward(stream, shape(half), operands(half, qkv, starts), rows(half, out),
+                           parts.row_range(half * heads, heads));
   }
 }
 
-void ContextAttention::backward(Stream& stream, Tensor qkv, Tensor starts, Tensor out, Tensor statistics, Tensor dout, Tensor dqkv) {
+void ContextAttention::backward(Stream& stream, Tensor qkv, Tensor starts, Tensor out, Tensor statistics,
+                                Tensor dout, Tensor dqkv) {
   if (size() == 1) {
     const AttentionOperands gradients = packed_operands(shape(0), dqkv);
-    ops_.attention_backward(stream, shape(0), operands(0, qkv, starts), sample_rows(out, sequence_), statistics,
-                            sample_rows(dout, sequence_), gradients.query, gradients.key, gradients.value);
+    ops_.attention_backward(stream, shape(0), operands(0, qkv, starts), sample_rows(out, sequence_),
+                            statistics, sample_rows(dout, sequence_), gradients.query, gradients.key,
+                            gradients.value);
     return;
   }
   gather_keys(stream, qkv);
@@ -118,11 +128,12 @@ void ContextAttention::backward(Stream& stream, Tensor qkv, Tensor starts, Tenso
   for (int half = 0; half < 2; ++half) {
     const Tensor gradient = half == 0 ? first : second;
     ops_.attention_backward(stream, shape(half), operands(half, qkv, starts), rows(half, out),
-                            parts.row_range(half * heads, heads), rows(half, dout), rows(half, dqkv), keys_in(gradient),
-                            sample_rows(gradient, whole, key_columns() / 2));
+                            parts.row_range(half * heads, heads), rows(half, dout), rows(half, dqkv),
+                            keys_in(gradient), sample_rows(gradient, whole, key_columns() / 2));
   }
   // The first half's keys are a beginning of the second half's.
-  ops_.copy_rows(stream, compute_, batch_, shape(0).keys, key_columns(), sample_rows(first, whole), sample_rows(second, whole), true);
+  ops_.copy_rows(stream, compute_, batch_, shape(0).keys, key_columns(), sample_rows(first, whole),
+                 sample_rows(second, whole), true);
   const Tensor own = scratch_.tensor(own_), gathered = scratch_.tensor(gathered_);
   arrange(stream, gathered, second, false);
   timer_.begin(stream);

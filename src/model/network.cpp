@@ -20,9 +20,8 @@ std::vector<bool> recomputed_slabs(const std::vector<Chunk>& chunks, const std::
 
 }  // namespace
 
-Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers,
-                 bool split, std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved,
-                 Arena& scratch)
+Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers, bool split,
+                 std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
     : context_(context),
       chunks_(std::move(chunks)),
       blocks_(context, recomputed_slabs(chunks_, recomputed), split, saved, scratch),
@@ -53,7 +52,8 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
     return edges_.add(name, dtype, rows, cols, Lifetime::kScratch);
   };
   for (int i = 0; i < buffers.gradients; ++i) gradients_.push_back(work("stream gradient", type, shard, h));
-  for (int i = 0; i < buffers.outputs; ++i) outputs_.push_back(work("stream to the next stage", type, shard, h));
+  for (int i = 0; i < buffers.outputs; ++i)
+    outputs_.push_back(work("stream to the next stage", type, shard, h));
   normed_whole_ = work("last normed, all tokens", type, t, h);
   if (chunks_.back().head) {
     last_ = work("last stream", type, shard, h);
@@ -210,7 +210,8 @@ void Network::embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gr
   parameters.finish_backward(stream, 0);
 }
 
-void Network::forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars) {
+void Network::forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch,
+                      StepScalars* scalars) {
   const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, true);
   if (at(chunk).head) {
     head(stream, values, batch, gradient(place), scalars);
@@ -240,7 +241,8 @@ void Network::backward_weights(Stream& stream, int chunk, const Place& place) {
   }
 }
 
-void Network::evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars) {
+void Network::evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch,
+                       StepScalars* scalars) {
   const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, false);
   if (at(chunk).head) {
     head(stream, values, batch, {}, scalars);

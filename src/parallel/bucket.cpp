@@ -17,8 +17,8 @@ std::int64_t align(std::int64_t value, std::int64_t to) {
 
 }  // namespace
 
-BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
-                           bool sequence_parallel, const std::vector<int>& slices)
+BucketLayout::BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank,
+                           int tensor_size, bool sequence_parallel, const std::vector<int>& slices)
     : table_(table), buckets_(static_cast<std::size_t>(table.buckets())) {
   OCTET_ASSERT(slices.size() == buckets_.size());
   for (int row = 0; row < static_cast<int>(table.rows().size()); ++row) {

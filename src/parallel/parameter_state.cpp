@@ -79,15 +79,18 @@ std::vector<ParameterStore::Replica> ParameterStore::replicas() const {
     if (!slotted(bucket)) {
       for (const PlacedBox& placed : layout_.boxes(bucket, 0, layout_.bucket(bucket).size)) {
         const std::string& name = layout_.table().rows()[static_cast<std::size_t>(placed.row)].name;
-        result.push_back({name + " (as computed with)", own.parameters.range(placed.offset, placed.box.size()), true,
-                          !shared(bucket), placed.replicated});
+        result.push_back({name + " (as computed with)",
+                          own.parameters.range(placed.offset, placed.box.size()), !shared(bucket),
+                          !shared(bucket), placed.replicated, shared(bucket)});
       }
     }
     for (const PlacedBox& placed : layout_.boxes(bucket, begin, end)) {
       const std::string& name = layout_.table().rows()[static_cast<std::size_t>(placed.row)].name;
       const std::int64_t at = placed.offset - begin, size = placed.box.size();
       const auto add = [&](const char* kind, Tensor memory) {
-        result.push_back({kind + name, memory.range(at, size), !stage_.shards_optimizer(), !shared(bucket), placed.replicated});
+        const bool whole = !stage_.shards_optimizer();
+        result.push_back({kind + name, memory.range(at, size), whole && !shared(bucket), !shared(bucket),
+                          placed.replicated, whole && shared(bucket)});
       };
       add("parameters/", own.master);
       add("first_moment/", own.first_moment);

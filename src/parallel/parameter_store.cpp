@@ -89,7 +89,8 @@ void ParameterStore::reserve(DType compute) {
     state.place = place_of(bucket);
     const auto place = static_cast<std::size_t>(state.place);
     const std::int64_t size = layout_.bucket(bucket).size;
-    state.parameters = parameters_.tensor(slotted(bucket) ? slots_[place].handle : h.parameters).range(0, size);
+    state.parameters =
+        parameters_.tensor(slotted(bucket) ? slots_[place].handle : h.parameters).range(0, size);
     if (staged(bucket)) {
       state.gradients = gradients_.tensor(stagings_[place].handle).range(0, size);
       state.gradient_slice = gradients_.tensor(h.slice);
@@ -311,7 +312,7 @@ void ParameterStore::gather(Stream& stream, int bucket) {
   ready_->block(*gather_stream_);
   const auto [begin, end] = owned_range(bucket);
   parameter_ranks(bucket).all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
-                                    own.parameters);
+                                     own.parameters);
   own.gathered->record(*gather_stream_);
 }
 

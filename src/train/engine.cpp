@@ -66,15 +66,22 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-      static_cast<int>(cut.micro_batches()), StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(), embedding_parameters_.get()},
+      static_cast<int>(cut.micro_batches()),
+      StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(),
+                 embedding_parameters_.get()},
       timer_);
-  const LayerContext context{shape_, table_, *store_, axis_, *context_, timer_, *ops_, compute,
-                             cut.micro, cut.local_sequence(), cut.sequence, cut.mask_documents};
+  const LayerContext context{shape_,       table_,
+                             *store_,      axis_,
+                             *context_,    timer_,
+                             *ops_,        compute,
+                             cut.micro,    cut.local_sequence(),
+                             cut.sequence, cut.mask_documents};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
   }
-  network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, stages_.split, deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
+  network_ = std::make_unique<Network>(context, stages_.chunks, stages_.buffers, stages_.split,
+                                       deck_.memory.logits_mib << 20, recomputed, saved_, scratch_);
 
   const std::vector<float> rates = learning_rates(deck_);
   packed_ = small_.reserve(DType::kI32, MicroBatch::kArrays * cut.micro_batches(), cut.tokens());
@@ -95,14 +102,16 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   restart_clock();
   libraries_ = device_.memory_used();
   for (const auto& [name, bytes] : memory()) libraries_ -= name == "context, libraries" ? 0 : bytes;
+  libraries_ = std::max<std::int64_t>(libraries_,
+                                      0);  // operators of the CPU keep scratch that its device does not count
 }
 
 Engine::~Engine() = default;
 
 BatchCut Engine::cut() const {
   const GridPoint &place = grid_.place(), &sizes = grid_.sizes();
-  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, place.data, sizes.data, place.context, sizes.context,
-          deck_.data.mask_documents};
+  return {deck_.batch.sequence, deck_.batch.micro, deck_.batch.global, place.data,
+          sizes.data,           place.context,     sizes.context,      deck_.data.mask_documents};
 }
 
 std::string Engine::layout() const {
@@ -153,14 +162,28 @@ void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars
   if (message) timer_.begin(*stream_);
   store_->begin_micro_batch(action.micro_batch);
   switch (action.kind) {
-    case ActionKind::kForward: network_->forward(*stream_, action.chunk, place, batch, scalars); break;
+    case ActionKind::kForward:
+      network_->forward(*stream_, action.chunk, place, batch, scalars);
+      break;
     case ActionKind::kBackward:
-    case ActionKind::kBackwardInput: network_->backward(*stream_, action.chunk, place, batch); break;
-    case ActionKind::kBackwardWeight: network_->backward_weights(*stream_, action.chunk, place); break;
-    case ActionKind::kSendForward: pipeline_->send(*stream_, network_->output(place), peer); break;
-    case ActionKind::kReceiveForward: pipeline_->receive(*stream_, network_->input(action.chunk, place), peer); break;
-    case ActionKind::kSendBackward: pipeline_->send(*stream_, network_->gradient(place), peer); break;
-    case ActionKind::kReceiveBackward: pipeline_->receive(*stream_, network_->gradient(place), peer); break;
+    case ActionKind::kBackwardInput:
+      network_->backward(*stream_, action.chunk, place, batch);
+      break;
+    case ActionKind::kBackwardWeight:
+      network_->backward_weights(*stream_, action.chunk, place);
+      break;
+    case ActionKind::kSendForward:
+      pipeline_->send(*stream_, network_->output(place), peer);
+      break;
+    case ActionKind::kReceiveForward:
+      pipeline_->receive(*stream_, network_->input(action.chunk, place), peer);
+      break;
+    case ActionKind::kSendBackward:
+      pipeline_->send(*stream_, network_->gradient(place), peer);
+      break;
+    case ActionKind::kReceiveBackward:
+      pipeline_->receive(*stream_, network_->gradient(place), peer);
+      break;
   }
   if (message) timer_.end(*stream_);
 }
@@ -175,7 +198,8 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   device_.zero(*stream_, scalars, kSummedBytes);
   store_->begin_step(*stream_);
   std::vector<DeviceBatch> uploaded;
-  for (const MicroBatch& batch : batches) uploaded.push_back(upload(batch, static_cast<int>(uploaded.size())));
+  for (const MicroBatch& batch : batches)
+    uploaded.push_back(upload(batch, static_cast<int>(uploaded.size())));
   for (const Action& action : stages_.schedule.ranks[static_cast<std::size_t>(grid_.place().pipeline)]) {
     execute(action, uploaded[static_cast<std::size_t>(action.micro_batch)], scalars);
   }
@@ -230,10 +254,12 @@ std::string Engine::find_differing_replica() {
     const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
     // Every rank of a group meets every comparison, whatever it found before.
     const auto compare = [&](bool applies, const char* axis, MPI_Comm ranks) {
-      if (applies && differs(hash, ranks) && found.empty()) found = fmt::format("{} differs over the {} axis", replica.name, axis);
+      if (applies && differs(hash, ranks) && found.empty())
+        found = fmt::format("{} differs over the {} axis", replica.name, axis);
     };
     compare(replica.over_shards, "data", grid_.shards());
     compare(replica.over_copies, "data (copies)", grid_.copies());
+    compare(replica.over_ends, "pipeline (first and last stage)", grid_.ends());
     compare(replica.over_tensor, "tensor", grid_.tensor());
   }
   for (const std::string& text : world_.gather(found)) {
@@ -249,7 +275,8 @@ void Engine::evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars
   for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
     const Chunk& part = stages_.chunks[static_cast<std::size_t>(chunk)];
     const Action receive{ActionKind::kReceiveForward, 0, chunk}, send{ActionKind::kSendForward, 0, chunk};
-    if (!part.embeds) pipeline_->receive(*stream_, network_->input(chunk, place), schedule.peer(rank, receive));
+    if (!part.embeds)
+      pipeline_->receive(*stream_, network_->input(chunk, place), schedule.peer(rank, receive));
     network_->evaluate(*stream_, chunk, place, batch, scalars);
     if (!part.head) pipeline_->send(*stream_, network_->output(place), schedule.peer(rank, send));
   }
@@ -261,7 +288,8 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
   const std::int64_t available = samples_in(file, cut.sequence);
   const std::int64_t count = samples > 0 ? std::min(samples, available) : available;
   const std::int64_t round = cut.micro * cut.data_size;
-  const std::unique_ptr<Buffer> packed = device_.allocate_host(MicroBatch::kArrays * cut.tokens() * 4, "evaluation batch");
+  const std::unique_ptr<Buffer> packed =
+      device_.allocate_host(MicroBatch::kArrays * cut.tokens() * 4, "evaluation batch");
   auto* scalars = static_cast<StepScalars*>(small_.tensor(evaluation_).data);
   device_.zero(*stream_, scalars, sizeof(StepScalars));
   for (std::int64_t at = 0; at < count; at += round) {
@@ -271,7 +299,8 @@ Evaluation Engine::evaluate(const TokenFile& file, std::int64_t samples) {
       own.push_back(sample < count ? sample : -1);  // past the end: a sample without targets
     }
     fill_micro_batch(file, cut, own, static_cast<std::int32_t*>(packed->data()));
-    evaluate_micro_batch(upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}, 0), scalars);
+    evaluate_micro_batch(upload({static_cast<const std::int32_t*>(packed->data()), cut.tokens()}, 0),
+                         scalars);
     stream_->synchronize();  // the batch memory is used again
   }
   everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);

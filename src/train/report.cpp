@@ -15,7 +15,9 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 /// The ranks of every host with their places in the grid: one row a host, one cell a rank.
 std::string grid_picture(const World& world, const Grid& grid, const std::vector<std::string>& places) {
   const GridPoint& sizes = grid.sizes();
-  const auto mark = [](const char* axis, int at, int size) { return size > 1 ? fmt::format(" {}{}", axis, at) : std::string(); };
+  const auto mark = [](const char* axis, int at, int size) {
+    return size > 1 ? fmt::format(" {}{}", axis, at) : std::string();
+  };
   std::string text;
   std::string host;
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -26,8 +28,9 @@ std::string grid_picture(const World& world, const Grid& grid, const std::vector
       host = here;
     }
     const GridPoint at = place_of(rank, grid.sizes());
-    text += fmt::format(" [{}{}{}{}{}]", rank, mark("d", at.data, sizes.data), mark("t", at.tensor, sizes.tensor),
-                        mark("c", at.context, sizes.context), mark("p", at.pipeline, sizes.pipeline));
+    text +=
+        fmt::format(" [{}{}{}{}{}]", rank, mark("d", at.data, sizes.data), mark("t", at.tensor, sizes.tensor),
+                    mark("c", at.context, sizes.context), mark("p", at.pipeline, sizes.pipeline));
   }
   return text;
 }
@@ -53,7 +56,7 @@ std::string flops_line(const Deck& deck, const Engine& engine, const Device& dev
   if (device.peak_flops() > 0) {
     text += fmt::format("\n  MFU        against {:.0f} TFLOP/s dense bf16 a GPU", device.peak_flops() / 1e12);
     const double floor = flops * static_cast<double>(deck.batch.global * deck.batch.sequence) /
-                         (device.peak_flops() * static_cast<double>(deck.parallel.data * deck.parallel.tensor));
+                         (device.peak_flops() * engine.grid().sizes().volume());
     text += fmt::format("\n  step time  {:.3f} s at that peak; expect about twice that", floor);
   }
   return text;
@@ -88,8 +91,9 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
                       cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";
   if (validation != nullptr) text += data_line("validation", *validation, cut.sequence) + "\n";
-  text += deck.data.mask_documents ? "  documents  do not see one another: positions begin anew, no target crosses\n"
-                                   : "  documents  attend to one another where a sample crosses them\n";
+  text += deck.data.mask_documents
+              ? "  documents  do not see one another: positions begin anew, no target crosses\n"
+              : "  documents  attend to one another where a sample crosses them\n";
   if (!engine.stages().table.empty()) {
     text += fmt::format("  stages     schedule {}\n{}", engine.stages().schedule.name, engine.stages().table);
   }

@@ -29,7 +29,8 @@ Change weight_of(const std::string& key, const Deck& deck) {
   if (key.starts_with("model.")) return Change::kModel;
   if (key == "run.steps") return deck.schedule.kind == "constant" ? Change::kHarmless : Change::kRun;
   if (key == "batch.micro" || key == "data.train") return Change::kHarmless;  // data are compared by content
-  if (starts_with_any(key, {"batch.", "optimizer.", "schedule.", "precision.", "run.seed"}))
+  if (starts_with_any(key,
+                      {"batch.", "optimizer.", "schedule.", "precision.", "run.seed", "data.mask_documents"}))
     return Change::kRun;
   return Change::kHarmless;
 }

@@ -155,7 +155,8 @@ int Trainer::run() {
     ++position_.step;
     position_.samples += deck_.batch.global;
     engine_.step(batches, due(deck_.log.every) || position_.step == last);
-    const bool pause = due(deck_.run.evaluate_every) || due(deck_.run.check_replicas) || due(deck_.checkpoint.every) || position_.step == last;
+    const bool pause = due(deck_.run.evaluate_every) || due(deck_.run.check_replicas) ||
+                       due(deck_.checkpoint.every) || position_.step == last;
     while (engine_.pending() > (pause ? 0 : 1)) take_result();
     if (due(deck_.run.check_replicas)) check_replicas();
     if (due(deck_.run.evaluate_every) || (position_.step == last && data_.validation)) evaluate();
@@ -164,8 +165,9 @@ int Trainer::run() {
   status(stops ? "stopped" : "done", stops ? "run.stop_after" : "", stops);
   std::int64_t planned = 0;
   for (const auto& [name, bytes] : engine_.memory()) planned += bytes;
-  say(world_, fmt::format("memory of rank 0: {:.2f} GiB planned, {:.2f} GiB in use", static_cast<double>(planned) / kGiB,
-                          static_cast<double>(device_->memory_used()) / kGiB));
+  say(world_,
+      fmt::format("memory of rank 0: {:.2f} GiB planned, {:.2f} GiB in use",
+                  static_cast<double>(planned) / kGiB, static_cast<double>(device_->memory_used()) / kGiB));
   say(world_,
       stops ? fmt::format("stopped after step {} as run.stop_after says; run again to go on", position_.step)
             : fmt::format("done: {} steps, {} tokens", position_.step, position_.tokens));

@@ -26,12 +26,14 @@ class Places {
   std::vector<bool> taken_;
 };
 
-/// Walks a rank's actions and gives every micro-batch its buffers for as long as it needs them: activations from the arrival of the input to the
-/// end of the backward pass, an output until it is sent, a gradient from its arrival (with the head: from the forward pass) until it is passed back.
+/// Walks a rank's actions and gives every micro-batch its buffers for as long as it needs them: activations
+/// from the arrival of the input to the end of the backward pass, an output until it is sent, a gradient from
+/// its arrival (with the head: from the forward pass) until it is passed back.
 void find_places(const std::vector<Action>& actions, StagePlan& plan) {
   const std::size_t chunks = plan.chunks.size();
   const Place nowhere{-1, -1, -1};
-  plan.places.assign(chunks, std::vector<Place>(static_cast<std::size_t>(plan.schedule.micro_batches), nowhere));
+  plan.places.assign(chunks,
+                     std::vector<Place>(static_cast<std::size_t>(plan.schedule.micro_batches), nowhere));
   std::vector<Places> slots(chunks);
   Places outputs, gradients;
   for (const Action& action : actions) {
@@ -45,7 +47,9 @@ void find_places(const std::vector<Action>& actions, StagePlan& plan) {
       if (place.gradient < 0) place.gradient = gradients.take();
     };
     switch (action.kind) {
-      case ActionKind::kReceiveForward: take_slot(); break;
+      case ActionKind::kReceiveForward:
+        take_slot();
+        break;
       case ActionKind::kForward:
         take_slot();
         if (part.head) {
@@ -54,32 +58,43 @@ void find_places(const std::vector<Action>& actions, StagePlan& plan) {
           place.output = outputs.take();
         }
         break;
-      case ActionKind::kSendForward: outputs.give_back(place.output); break;
-      case ActionKind::kReceiveBackward: take_gradient(); break;
+      case ActionKind::kSendForward:
+        outputs.give_back(place.output);
+        break;
+      case ActionKind::kReceiveBackward:
+        take_gradient();
+        break;
       case ActionKind::kBackward:
       case ActionKind::kBackwardInput:
         if (part.embeds) gradients.give_back(place.gradient);
         if (action.kind == ActionKind::kBackward) slots[chunk].give_back(place.slot);
         break;
-      case ActionKind::kBackwardWeight: slots[chunk].give_back(place.slot); break;
-      case ActionKind::kSendBackward: gradients.give_back(place.gradient); break;
+      case ActionKind::kBackwardWeight:
+        slots[chunk].give_back(place.slot);
+        break;
+      case ActionKind::kSendBackward:
+        gradients.give_back(place.gradient);
+        break;
     }
   }
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk) plan.chunks[chunk].in_flight = std::max(1, slots[chunk].most());
+  for (std::size_t chunk = 0; chunk < chunks; ++chunk)
+    plan.chunks[chunk].in_flight = std::max(1, slots[chunk].most());
   plan.buffers = {outputs.most(), std::max(1, gradients.most())};
 }
 
 /// The head's products, and the embedding's much smaller work, in units of one layer.
 double head_work(const ModelShape& shape) {
-  const double layer = static_cast<double>(shape.hidden) * static_cast<double>(2 * shape.query_dim() + 2 * shape.key_dim() +
-                                                                               shape.mlp * (shape.gated() ? 3 : 2));
+  const double layer =
+      static_cast<double>(shape.hidden) *
+      static_cast<double>(2 * shape.query_dim() + 2 * shape.key_dim() + shape.mlp * (shape.gated() ? 3 : 2));
   return static_cast<double>(shape.hidden) * static_cast<double>(shape.vocabulary) / layer;
 }
 
 }  // namespace
 
 StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& grid) {
-  const int stages = grid.sizes().pipeline, chunks = static_cast<int>(deck.parallel.chunks), rank = grid.place().pipeline;
+  const int stages = grid.sizes().pipeline, chunks = static_cast<int>(deck.parallel.chunks),
+            rank = grid.place().pipeline;
   const int replicas = grid.sizes().data * grid.sizes().context;
   const int slices = deck.parallel.shard_size > 0 ? static_cast<int>(deck.parallel.shard_size) : replicas;
   const auto micro_batches = static_cast<int>(deck.batch.global / (deck.batch.micro * grid.sizes().data));

@@ -97,7 +97,8 @@ TEST_F(Cases, N04ZeroHeadGivesLogOfTheVocabularyPaddedOrNot) {
   EXPECT_NEAR(session.step(random_samples(8, 64, 256, 4)).loss, 5.545177, 1e-6);
 }
 
-/// N05: a tied embedding on two pipeline stages: both copies stay bitwise equal, and it is one tensor of the state.
+/// N05: a tied embedding on two pipeline stages: both copies stay bitwise equal, and it is one tensor of the
+/// state.
 TEST_F(Cases, N05TiedEmbeddingIsOneParameterOverTwoStages) {
   if (ranks_ < 2) GTEST_SKIP() << "a pipeline takes two ranks";
   for (const int zero : {0, 1, 2, 3}) {
@@ -108,6 +109,7 @@ TEST_F(Cases, N05TiedEmbeddingIsOneParameterOverTwoStages) {
     deck.parallel.zero = zero;
     Session session(MPI_COMM_WORLD, deck);
     for (std::uint64_t step = 0; step < 5; ++step) session.step(random_samples(8, 64, 256, 50 + step));
+    EXPECT_EQ(session.engine().find_differing_replica(), "");
     // Every element of the state is held once over all ranks, embedding included: gather() checks it.
     const Tensors state = session.gather(session.engine().store().saved_boxes());
     EXPECT_TRUE(state.contains("parameters/embedding.weight"));
@@ -164,7 +166,8 @@ TEST_F(Cases, N07ReplicatedParametersStayBitwiseEqualUnderSequenceParallelism) {
   }
 }
 
-/// N07: the check that users can turn on finds a copy that has come apart, and names it; it finds nothing in a sound run.
+/// N07: the check that users can turn on finds a copy that has come apart, and names it; it finds nothing in
+/// a sound run.
 TEST_F(Cases, N07ReplicaCheckNamesTheTensorThatDiffers) {
   for (const int zero : {0, 1, 3}) {
     Deck deck = split_deck();
@@ -208,7 +211,8 @@ TEST_F(Cases, N08SmallUpdatesAddUpInTheMasters) {
   for (const BF16 value : parameter) EXPECT_EQ(static_cast<float>(value), 0.94140625f);
 }
 
-/// N09: with documents apart, a sample [A][B] costs what A and B cost by themselves, and changing A changes nothing in B.
+/// N09: with documents apart, a sample [A][B] costs what A and B cost by themselves, and changing A changes
+/// nothing in B.
 TEST_F(Cases, N09PackedDocumentsDoNotSeeOneAnother) {
   Deck deck = split_deck();
   deck.data.mask_documents = true;

@@ -1,5 +1,6 @@
-// The same global batch in every layout: data × tensor × sequence × ZeRO × micro-batch against one rank.
-// Bounds are the design's: loss 1e-6 at step 1 and 1e-5 at step 5, gradient norm 1e-5.
+// The same global batch in every layout: data × tensor × sequence × context × pipeline with every schedule ×
+// ZeRO × micro-batch, against one rank. Bounds are the design's: loss 1e-6 at step 1 and 1e-5 at step 5,
+// gradient norm 1e-5.
 #include <set>
 
 #include "support/training_support.h"
@@ -17,9 +18,9 @@ struct Layout {
 };
 
 std::string text(const Layout& layout) {
-  return fmt::format("data {} tensor {}{} context {} pipeline {} chunks {} ZeRO {} micro-batch {}", layout.data, layout.tensor,
-                     layout.sequence ? " with sequence" : "", layout.context, layout.pipeline, layout.chunks, layout.zero,
-                     layout.micro);
+  return fmt::format("data {} tensor {}{} context {} pipeline {} chunks {} ZeRO {} micro-batch {}",
+                     layout.data, layout.tensor, layout.sequence ? " with sequence" : "", layout.context,
+                     layout.pipeline, layout.chunks, layout.zero, layout.micro);
 }
 
 Deck with(Deck deck, const Layout& layout) {
@@ -38,7 +39,8 @@ Deck with(Deck deck, const Layout& layout) {
 bool fits(const Deck& deck, const Layout& layout) {
   const std::int64_t micro_batches = deck.batch.global / (layout.micro * layout.data);
   if (micro_batches * layout.micro * layout.data != deck.batch.global) return false;
-  if (layout.pipeline * layout.chunks > deck.model.layers || layout.pipeline > deck.model.layers) return false;
+  if (layout.pipeline * layout.chunks > deck.model.layers || layout.pipeline > deck.model.layers)
+    return false;
   if (layout.chunks == 0 && (layout.pipeline == 1 || layout.zero >= 2)) return false;
   if (layout.chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0)) return false;
   if (layout.sequence && layout.tensor == 1) return false;
@@ -46,7 +48,8 @@ bool fits(const Deck& deck, const Layout& layout) {
   return layout.data * layout.context > 1 || layout.zero == 1 || (layout.pipeline > 1 && deck.model.tied);
 }
 
-/// All layouts of the ranks at hand that a deck allows: every grid, schedule, ZeRO stage and micro-batch size.
+/// All layouts of the ranks at hand that a deck allows: every grid, schedule, ZeRO stage and micro-batch
+/// size.
 std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
   std::vector<Layout> result;
   for (int tensor = 1; tensor <= ranks; tensor *= 2) {
@@ -134,7 +137,8 @@ class LayoutInvariance : public testing::Test {
     EXPECT_GT(compared, 0);
   }
 
-  /// All of them with OCTET_ALL_LAYOUTS=1; else some that hold every pair of settings which any layout holds, chosen greedily.
+  /// All of them with OCTET_ALL_LAYOUTS=1; else some that hold every pair of settings which any layout holds,
+  /// chosen greedily.
   static std::vector<Layout> sampled(const std::vector<Layout>& all) {
     const char* every = std::getenv("OCTET_ALL_LAYOUTS");
     if (every != nullptr && std::string(every) == "1") return all;
@@ -146,20 +150,25 @@ class LayoutInvariance : public testing::Test {
     while (!open.empty()) {
       const auto gain = [&](const Layout& layout) {
         const auto pairs = pairs_of(layout);
-        return std::count_if(pairs.begin(), pairs.end(), [&](const std::string& pair) { return open.contains(pair); });
+        return std::count_if(pairs.begin(), pairs.end(),
+                             [&](const std::string& pair) { return open.contains(pair); });
       };
-      const auto best = std::max_element(all.begin(), all.end(), [&](const Layout& x, const Layout& y) { return gain(x) < gain(y); });
+      const auto best = std::max_element(all.begin(), all.end(),
+                                         [&](const Layout& x, const Layout& y) { return gain(x) < gain(y); });
       for (const std::string& pair : pairs_of(*best)) open.erase(pair);
       chosen.push_back(*best);
     }
     return chosen;
   }
   static std::vector<std::string> pairs_of(const Layout& layout) {
-    const std::vector<int> settings = {layout.data, layout.tensor + 100 * layout.sequence, layout.context, layout.pipeline,
-                                       layout.chunks, layout.zero, layout.micro};
+    const std::vector<int> settings = {layout.data,    layout.tensor + 100 * layout.sequence,
+                                       layout.context, layout.pipeline,
+                                       layout.chunks,  layout.zero,
+                                       layout.micro};
     std::vector<std::string> pairs;
     for (std::size_t i = 0; i < settings.size(); ++i) {
-      for (std::size_t j = i + 1; j < settings.size(); ++j) pairs.push_back(fmt::format("{}:{} {}:{}", i, settings[i], j, settings[j]));
+      for (std::size_t j = i + 1; j < settings.size(); ++j)
+        pairs.push_back(fmt::format("{}:{} {}:{}", i, settings[i], j, settings[j]));
     }
     return pairs;
   }
@@ -235,7 +244,9 @@ TEST_F(LayoutInvariance, DocumentsApart) {
   compare(deck, true, 1.0, true);
 }
 
-TEST_F(LayoutInvariance, DocumentsApartWithLearnedPositions) { compare(gpt2_deck(), false, 1.0, true); }
+TEST_F(LayoutInvariance, DocumentsApartWithLearnedPositions) {
+  compare(gpt2_deck(), false, 1.0, true);
+}
 
 /// Layers that run again in the backward pass give the same numbers: all of them, and every second one.
 TEST_F(LayoutInvariance, RecomputedBlocks) {
@@ -248,7 +259,8 @@ TEST_F(LayoutInvariance, RecomputedBlocks) {
   }
 }
 
-/// Slices cut over fewer ranks than hold the parameters: 1, 2 or 4 of them, by every stage that cuts, with a tied embedding over two stages too.
+/// Slices cut over fewer ranks than hold the parameters: 1, 2 or 4 of them, by every stage that cuts, with a
+/// tied embedding over two stages too.
 TEST_F(LayoutInvariance, SlicesWithinSetsOfReplicas) {
   if (ranks_ < 2) GTEST_SKIP() << "one rank has no replicas";
   Deck deck = tiny_deck();
@@ -322,7 +334,8 @@ TEST_F(LayoutInvariance, CudaBf16FollowsTheCpu) {
   }
 }
 
-/// 50 steps of bf16 training on text that can be learnt: every kind of layout follows one GPU's losses within 2e-3.
+/// 50 steps of bf16 training on text that can be learnt: every kind of layout follows one GPU's losses within
+/// 2e-3.
 TEST_F(LayoutInvariance, CudaBf16CurvesFollowOneGpuOver50Steps) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   Deck deck = tiny_deck();
@@ -340,7 +353,8 @@ TEST_F(LayoutInvariance, CudaBf16CurvesFollowOneGpuOver50Steps) {
       Samples samples = random_samples(8, 128, 256, 900 + step);
       // Mostly the next number: the loss falls well below ln 256.
       for (auto& tokens : samples.tokens) {
-        for (std::size_t i = 1; i < tokens.size(); ++i) tokens[i] = tokens[i] % 4 == 0 ? tokens[i] : (tokens[i - 1] + 1) % 256;
+        for (std::size_t i = 1; i < tokens.size(); ++i)
+          tokens[i] = tokens[i] % 4 == 0 ? tokens[i] : (tokens[i - 1] + 1) % 256;
       }
       curve.push_back(session.step(samples).loss);
     }
@@ -364,7 +378,8 @@ TEST_F(LayoutInvariance, CudaBf16CurvesFollowOneGpuOver50Steps) {
     SCOPED_TRACE(text(layout));
     const std::vector<double> found = losses(MPI_COMM_WORLD, layout);
     double worst = 0.0;
-    for (std::size_t i = 0; i < found.size(); ++i) worst = std::max(worst, std::abs(found[i] - expected[i]) / expected[i]);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      worst = std::max(worst, std::abs(found[i] - expected[i]) / expected[i]);
     EXPECT_LT(worst, 2e-3);
   }
 }

@@ -91,8 +91,9 @@ TEST_F(Restart, SameLayoutGoesOnBitwise) {
   }
 }
 
-/// C04 and C07: any layout continues from any other, by a random sample of pairs: data, tensor, context, pipeline with each schedule, ZeRO. Moments,
-/// update count and learning rate are included; the loss of the next step is equal.
+/// C04 and C07: any layout continues from any other, by a random sample of pairs: data, tensor, context,
+/// pipeline with each schedule, ZeRO. Moments, update count and learning rate are included; the loss of the
+/// next step is equal.
 TEST_F(Restart, AnyLayoutGoesOnFromAnyOther) {
   const End whole = run(MPI_COMM_SELF, deck(1, 1, 1), 0, kBefore + kAfter, false, false);
   std::vector<Deck> layouts;
@@ -117,16 +118,19 @@ TEST_F(Restart, AnyLayoutGoesOnFromAnyOther) {
   const auto any = [&] { return layouts[random() % layouts.size()]; };
   for (int pair = 0; pair < 6; ++pair) {
     const Deck from = any(), to = any();
-    SCOPED_TRACE(fmt::format("from tensor {} context {} pipeline {} ZeRO {} to tensor {} context {} pipeline {} ZeRO {}", from.parallel.tensor,
-                             from.parallel.context, from.parallel.pipeline, from.parallel.zero, to.parallel.tensor,
-                             to.parallel.context, to.parallel.pipeline, to.parallel.zero));
+    SCOPED_TRACE(fmt::format(
+        "from tensor {} context {} pipeline {} ZeRO {} to tensor {} context {} pipeline {} ZeRO {}",
+        from.parallel.tensor, from.parallel.context, from.parallel.pipeline, from.parallel.zero,
+        to.parallel.tensor, to.parallel.context, to.parallel.pipeline, to.parallel.zero));
     run(MPI_COMM_WORLD, from, 0, kBefore, false, true);
     const End resumed = run(MPI_COMM_WORLD, to, kBefore, kBefore + kAfter, true, false);
     for (int i = 0; i < kAfter; ++i) {
       const double expected = whole.losses[static_cast<std::size_t>(kBefore + i)];
-      EXPECT_NEAR(resumed.losses[static_cast<std::size_t>(i)], expected, (i == 0 ? 1e-6 : 1e-5) * expected) << "step " << kBefore + i + 1;
+      EXPECT_NEAR(resumed.losses[static_cast<std::size_t>(i)], expected, (i == 0 ? 1e-6 : 1e-5) * expected)
+          << "step " << kBefore + i + 1;
     }
-    for (const auto& [name, values] : whole.state) EXPECT_LT(relative_difference(resumed.state.at(name), values), 1e-4) << name;
+    for (const auto& [name, values] : whole.state)
+      EXPECT_LT(relative_difference(resumed.state.at(name), values), 1e-4) << name;
   }
 }
 

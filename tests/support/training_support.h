@@ -16,8 +16,8 @@
 
 namespace octet::test {
 
-/// The samples of one step: sequence + 1 tokens each, a mask of their targets (empty: all count), and the first token that each token attends to (empty: the
-/// sample's first).
+/// The samples of one step: sequence + 1 tokens each, a mask of their targets (empty: all count), and the
+/// first token that each token attends to (empty: the sample's first).
 struct Samples {
   std::vector<std::vector<std::int32_t>> tokens;
   std::vector<std::vector<std::uint8_t>> masks;

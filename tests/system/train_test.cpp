@@ -231,7 +231,8 @@ TEST_F(Train, CheckpointsThatCannotBeTrustedAreRefused) {
   EXPECT_TRUE(says(result, "newer"));
 }
 
-/// D02: an id outside the vocabulary names file, document and place, and ends all ranks, on one tensor rank as on two.
+/// D02: an id outside the vocabulary names file, document and place, and ends all ranks, on one tensor rank
+/// as on two.
 TEST_F(Train, D02TokenIdOutsideTheVocabulary) {
   write_tokens("big.h5", 4000, 300);
   const std::string wide = folder_ / "wide.h5";

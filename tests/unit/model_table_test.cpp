@@ -70,7 +70,8 @@ TEST(BucketLayout, SlicesCoverEveryParameterOnce) {
       for (const ParameterRow& row : table.rows())
         owners.emplace_back(static_cast<std::size_t>(row.rows * row.cols), 0);
       for (int rank = 0; rank < tensor; ++rank) {
-        const BucketLayout layout(table, shape, rank, tensor, true, std::vector<int>(table.buckets(), slices));
+        const BucketLayout layout(table, shape, rank, tensor, true,
+                                  std::vector<int>(table.buckets(), slices));
         for (int bucket = 0; bucket < table.buckets(); ++bucket) {
           const std::int64_t slice = layout.bucket(bucket).size / slices;
           for (int data = 0; data < slices; ++data) {

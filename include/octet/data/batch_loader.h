@@ -10,13 +10,16 @@
 
 namespace octet {
 
-/// How a global batch is cut over data ranks, context ranks and micro-batches. With context parallelism a sample is cut into 2·context_size runs of equal
-/// length, and context rank r has run r and run 2·context_size - 1 - r: as much causal attention as every other.
+/// How a global batch is cut over data ranks, context ranks and micro-batches. With context parallelism a
+/// sample is cut into 2·context_size runs of equal length, and context rank r has run r and run
+/// 2·context_size - 1 - r: as much causal attention as every other.
 struct BatchCut {
-  std::int64_t sequence = 0, micro = 0, global = 0;  ///< tokens a sample, samples a micro-batch and data rank, samples a step
+  std::int64_t sequence = 0, micro = 0,
+               global = 0;  ///< tokens a sample, samples a micro-batch and data rank, samples a step
   int data_rank = 0, data_size = 1;
   int context_rank = 0, context_size = 1;
-  bool mask_documents = false;  ///< tokens attend within their document only, and positions begin anew in each
+  bool mask_documents =
+      false;  ///< tokens attend within their document only, and positions begin anew in each
 
   std::int64_t micro_batches() const { return global / (micro * data_size); }
   /// Tokens of a sample, and of a micro-batch, on this rank.
@@ -35,12 +38,14 @@ struct MicroBatch {
   std::int64_t tokens = 0;
   const std::int32_t* array(int number) const { return packed + number * tokens; }
   const std::int32_t* ids() const { return array(0); }
-  const std::int32_t* targets() const { return array(1); }         ///< -1: no target
-  const std::int32_t* positions() const { return array(2); }       ///< in the sample, or in the document
-  const std::int32_t* order() const { return array(3); }           ///< token numbers sorted by id, stable
-  const std::int32_t* position_order() const { return array(4); }  ///< token numbers sorted by position, stable
-  /// First token of the sample that each token attends to. Tokens in the order of the others without context parallelism; with it all
-  /// samples' first runs, then all their second runs.
+  const std::int32_t* targets() const { return array(1); }    ///< -1: no target
+  const std::int32_t* positions() const { return array(2); }  ///< in the sample, or in the document
+  const std::int32_t* order() const { return array(3); }      ///< token numbers sorted by id, stable
+  const std::int32_t* position_order() const {
+    return array(4);
+  }  ///< token numbers sorted by position, stable
+  /// First token of the sample that each token attends to. Tokens in the order of the others without context
+  /// parallelism; with it all samples' first runs, then all their second runs.
   const std::int32_t* starts() const { return array(5); }
   std::int64_t bytes() const { return kArrays * tokens * 4; }
 };
@@ -57,8 +62,9 @@ struct SampleArrays {
 /// Packs this rank's part of cut.micro samples: kArrays·cut.tokens() int32 at `packed`.
 void pack_micro_batch(const BatchCut& cut, const std::vector<SampleArrays>& samples, std::int32_t* packed);
 
-/// Packs samples of a file by number; -1 is a sample of id 0 without targets. With cut.mask_documents the last token of a document has no target.
-/// Throws Error(kData) for an id outside the file's vocabulary, as TokenFile::check_range does.
+/// Packs samples of a file by number; -1 is a sample of id 0 without targets. With cut.mask_documents the
+/// last token of a document has no target. Throws Error(kData) for an id outside the file's vocabulary, as
+/// TokenFile::check_range does.
 void fill_micro_batch(const TokenFile& file, const BatchCut& cut, const std::vector<std::int64_t>& samples,
                       std::int32_t* packed);
 

@@ -42,14 +42,16 @@ struct ResidualStream {
 /// activation are never saved: the backward kernels that read their inputs anyway write them once more.
 class BlockStack {
  public:
-  /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once. `recomputed`, of
-  /// each slab: whether its layer's forward pass runs again in the backward pass.
-  /// `split`: input and weight gradients are computed apart, so what weight gradients take is kept for each slab.
-  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch);
+  /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once.
+  /// `recomputed`, of each slab: whether its layer's forward pass runs again in the backward pass. `split`:
+  /// input and weight gradients are computed apart, so what weight gradients take is kept for each slab.
+  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
+             Arena& scratch);
 
   const ActivationTable& activations() const { return activations_; }
   const ContextAttention& attention() const { return attention_; }
-  /// Positions and starts (int32 [1, tokens], see MicroBatch) of the present micro-batch; the rotation table for rotary models.
+  /// Positions and starts (int32 [1, tokens], see MicroBatch) of the present micro-batch; the rotation table
+  /// for rotary models.
   void set_batch(Tensor positions, Tensor starts, Tensor rope_table) {
     positions_ = positions;
     starts_ = starts;
@@ -58,7 +60,8 @@ class BlockStack {
 
   /// Where the input of a layer that uses this slab may be written: [tokens of this rank, hidden].
   Tensor input(int slab) const { return tensor(rows_.x, slab); }
-  /// Runs one layer of the model, keeping in `slab` what the backward pass needs. (Evaluation runs all layers in one slab.)
+  /// Runs one layer of the model, keeping in `slab` what the backward pass needs. (Evaluation runs all layers
+  /// in one slab.)
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
   /// With `split` the gradients of matrices and their biases are left to backward_weights().
@@ -74,7 +77,8 @@ class BlockStack {
     int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd,
         mlp_mean, inner;
     int normed_whole, normed, partial, delta, wide, dqkv;
-    int down_dy, activation, up_x, o_dy, split_dqkv, qkv_x;  ///< with split: operands of weight gradients, kept
+    int down_dy, activation, up_x, o_dy, split_dqkv,
+        qkv_x;  ///< with split: operands of weight gradients, kept
   };
 
   /// The layer up to the MLP's inner projection: all that the backward pass needs of it.
@@ -82,10 +86,13 @@ class BlockStack {
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
   Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
-  /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at once.
+  /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at
+  /// once.
   bool later(int slab) const { return split_ && !recomputed_[static_cast<std::size_t>(slab)]; }
   /// Row `kept` of the slab where weight gradients come later, else scratch row `shared`.
-  Tensor operand(int slab, int kept, int shared) const { return later(slab) ? tensor(kept, slab) : tensor(shared, 0); }
+  Tensor operand(int slab, int kept, int shared) const {
+    return later(slab) ? tensor(kept, slab) : tensor(shared, 0);
+  }
   /// `dy` itself, or a copy in row `kept` where it is needed later.
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
   /// The MLP's activation, [tokens, mlp of this rank].

@@ -13,8 +13,8 @@ struct DeviceBatch {
   Tensor ids, targets, positions, order, position_order, starts;
 };
 
-/// The part of the model that one rank works on, in chunks: embeddings, blocks, final norm, head and loss. A Place
-/// tells the micro-batches apart that are held at once.
+/// The part of the model that one rank works on, in chunks: embeddings, blocks, final norm, head and loss. A
+/// Place tells the micro-batches apart that are held at once.
 class Network {
  public:
   /// Declares activations in the arenas. `logits_bytes`: largest piece of the logits held at once;
@@ -31,14 +31,16 @@ class Network {
   /// The gradient of a chunk's output before backward(), of its input after it.
   Tensor gradient(const Place& place) const { return buffer(gradients_, place.gradient); }
 
-  /// Forward pass of a micro-batch. A chunk with the head also adds loss and target count to `scalars` and, while it is at the
-  /// logits, computes their gradient: gradients of the summed token loss go to the parameter access.
+  /// Forward pass of a micro-batch. A chunk with the head also adds loss and target count to `scalars` and,
+  /// while it is at the logits, computes their gradient: gradients of the summed token loss go to the
+  /// parameter access.
   void forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
   /// The whole backward pass; with `split`, without the gradients of the blocks' matrices.
   void backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch);
   void backward_weights(Stream& stream, int chunk, const Place& place);
   /// Forward only, keeping nothing: loss and target count.
-  void evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
+  void evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch,
+                StepScalars* scalars);
 
   const std::vector<Chunk>& chunks() const { return chunks_; }
   Workload workload() const;
@@ -54,12 +56,13 @@ class Network {
   /// Writes residual + delta where the next stage's input is sent from.
   void pass_on(Stream& stream, const ResidualStream& values, Tensor output);
   /// Final norm, logits piece by piece, loss; with `gradient` also the gradient of the last stream.
-  void head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor gradient, StepScalars* scalars);
+  void head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor gradient,
+            StepScalars* scalars);
   void embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gradient);
 
   LayerContext context_;
   std::vector<Chunk> chunks_;
-  std::vector<int> first_slab_;   ///< of each chunk
+  std::vector<int> first_slab_;  ///< of each chunk
   BlockStack blocks_;
   ActivationTable edges_;
   Arena& scratch_;
@@ -67,7 +70,7 @@ class Network {
   int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
   int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1;
   std::vector<int> outputs_, gradients_;
-  std::int64_t piece_ = 0;        ///< rows of logits held at once
+  std::int64_t piece_ = 0;                 ///< rows of logits held at once
   std::int64_t first_id_ = 0, valid_ = 0;  ///< ids of the vocabulary that this tensor rank holds
   int embedding_ = 0, positions_ = -1, head_ = 0, norm_ = 0, norm_bias_ = -1;
 };

@@ -75,9 +75,8 @@ struct AttentionShape {
   std::int64_t key_rows() const { return keys > 0 ? keys : sequence; }
 };
 
-/// Rows of heads, of one kind, inside a larger array: column c of row r of sample s is element
-/// s·sample_stride
-/// + r·row_stride + c. With a batch of 1, sample_stride does not matter.
+/// Rows of samples inside a larger array: column c of row r of sample s is element s·sample_stride +
+/// r·row_stride + c. With a batch of 1, sample_stride does not matter.
 struct SampleRows {
   void* data = nullptr;
   std::int64_t row_stride = 0, sample_stride = 0;
@@ -86,10 +85,11 @@ struct SampleRows {
 /// The inputs of attention, in the compute dtype `dtype`.
 struct AttentionOperands {
   DType dtype = DType::kF32;
-  SampleRows query;            ///< [sequence, heads·head_size] a sample
-  SampleRows key, value;       ///< [keys, kv_heads·head_size] a sample
-  Tensor document_starts = {}; /**< optional int32 [batch, sequence]: the first key row that a query row sees.
-                                  Never falls along a sample, nor lies behind the last one that it sees. */
+  SampleRows query;       ///< [sequence, heads·head_size] a sample
+  SampleRows key, value;  ///< [keys, kv_heads·head_size] a sample
+  /// Optional int32 [batch, sequence]: the first key row that a query row sees. Never falls along a sample,
+  /// nor lies behind the last key row seen.
+  Tensor document_starts = {};
 };
 
 /// Columns from `column` on of a matrix whose rows are those of samples end to end, `rows_per_sample` each.
@@ -229,9 +229,10 @@ class Ops {
 
   /// to = from, rounded to the dtype of `to` where that is narrower. Float types only.
   virtual void cast(Stream& stream, Tensor from, Tensor to) = 0;
-  /// Rows of samples from one array to another: `rows` rows of `columns` elements of each of `batch` samples. With `add` they are added (float32 sums).
-  virtual void copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
-                         const SampleRows& from, const SampleRows& to, bool add) = 0;
+  /// Rows of samples from one array to another: `rows` rows of `columns` elements of each of `batch` samples.
+  /// With `add` they are added (float32 sums).
+  virtual void copy_rows(Stream& stream, DType dtype, std::int64_t batch, std::int64_t rows,
+                         std::int64_t columns, const SampleRows& from, const SampleRows& to, bool add) = 0;
   /// to += from, float32 sums; either may be bfloat16.
   virtual void add(Stream& stream, Tensor from, Tensor to) = 0;
   /// values[i] = deviation · normal_at(key, first_index + (i / cols) · stride + i % cols), float32 [rows,

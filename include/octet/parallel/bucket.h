@@ -40,7 +40,8 @@ struct PlacedBox {
 /// Where every parameter that a rank holds lies. The same for all tensor ranks but for the boxes.
 class BucketLayout {
  public:
-  /// `slices`: of each bucket, the number of ranks that share it; 0 for a bucket that this rank does not hold.
+  /// `slices`: of each bucket, the number of ranks that share it; 0 for a bucket that this rank does not
+  /// hold.
   BucketLayout(const ParameterTable& table, const ModelShape& shape, int tensor_rank, int tensor_size,
                bool sequence_parallel, const std::vector<int>& slices);
 

@@ -29,8 +29,9 @@ struct StoreRanks {
   /// Ranks of other sets that hold copies of this rank's slices (hierarchical data parallelism).
   Communicator& copies;
   Communicator& tensor;
-  /// The data ranks of the first and the last pipeline stage together, where both hold a tied embedding: its one gradient is the sum over all
-  /// of them, and its one optimizer state is cut over all of them. Null elsewhere.
+  /// The data ranks of the first and the last pipeline stage together, where both hold a tied embedding: its
+  /// one gradient is the sum over all of them, and its one optimizer state is cut over all of them. Null
+  /// elsewhere.
   Communicator* embedding_gradients = nullptr;
   Communicator* embedding_parameters = nullptr;
 };
@@ -88,6 +89,7 @@ class ParameterStore final : public ParameterAccess {
     std::string name;
     Tensor memory;
     bool over_shards = false, over_copies = false, over_tensor = false;
+    bool over_ends = false;  ///< a tied embedding on the first and the last pipeline stage
   };
   std::vector<Replica> replicas() const;
   /// The reduced gradient that this rank holds, unscaled, as boxes named "gradients/…"; valid after
@@ -115,11 +117,15 @@ class ParameterStore final : public ParameterAccess {
   };
 
   bool held(int bucket) const { return layout_.bucket(bucket).size > 0; }
-  /// Whether two pipeline stages share the bucket. Its gradients are reduced when the step's last micro-batch is done everywhere, since stages
-  /// reach it at different times.
+  /// Whether two pipeline stages share the bucket. Its gradients are reduced when the step's last micro-batch
+  /// is done everywhere, since stages reach it at different times.
   bool shared(int bucket) const { return bucket == 0 && ranks_.embedding_gradients != nullptr; }
-  Communicator& gradient_ranks(int bucket) const { return shared(bucket) ? *ranks_.embedding_gradients : ranks_.data_gradients; }
-  Communicator& parameter_ranks(int bucket) const { return shared(bucket) ? *ranks_.embedding_parameters : ranks_.data_parameters; }
+  Communicator& gradient_ranks(int bucket) const {
+    return shared(bucket) ? *ranks_.embedding_gradients : ranks_.data_gradients;
+  }
+  Communicator& parameter_ranks(int bucket) const {
+    return shared(bucket) ? *ranks_.embedding_parameters : ranks_.data_parameters;
+  }
   std::int64_t slice(int bucket) const { return layout_.bucket(bucket).slice(); }
   /// What the optimizer of this rank updates, in elements of the bucket.
   std::pair<std::int64_t, std::int64_t> optimizer_range(int bucket) const;
@@ -127,11 +133,14 @@ class ParameterStore final : public ParameterAccess {
   /// The reduced gradient over the optimizer range.
   Tensor reduced_gradient(int bucket) const;
   int group_size(int bucket) const { return gradient_ranks(bucket).size(); }
-  /// Whether this rank speaks for a slice that others hold copies of: where norms are summed and state is saved.
+  /// Whether this rank speaks for a slice that others hold copies of: where norms are summed and state is
+  /// saved.
   bool speaks(int bucket) const { return shared(bucket) || ranks_.copies.rank() == 0; }
   /// Adds up this rank's reduced slice over the sets that hold copies of it.
   void reduce_copies(Stream& reduce, int bucket, Tensor slice);
-  bool staged(int bucket) const { return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket); }
+  bool staged(int bucket) const {
+    return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket);
+  }
   bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
   /// Sums a bucket's gradients over its ranks, on the reduction stream, leaving them in the optimizer range.
   void reduce_whole(Stream& stream, int bucket);

@@ -29,19 +29,21 @@ class Grid {
   const GridPoint& place() const { return place_; }
   MPI_Comm tensor() const { return tensor_; }
   MPI_Comm context() const { return context_; }
-  /// Of the data and context axes together, which all hold the same parameters: the ranks that share one set of slices, and the ranks that hold the
-  /// same slice in other sets.
+  /// Of the data and context axes together, which all hold the same parameters: the ranks that share one set
+  /// of slices, and the ranks that hold the same slice in other sets.
   MPI_Comm shards() const { return shards_; }
   MPI_Comm copies() const { return copies_; }
   MPI_Comm pipeline() const { return pipeline_; }
-  /// The replicas of the first and the last pipeline stage together, first stage first; MPI_COMM_NULL on other stages.
+  /// The replicas of the first and the last pipeline stage together, first stage first; MPI_COMM_NULL on
+  /// other stages.
   MPI_Comm ends() const { return ends_; }
   /// "data 4 × tensor 2"; axes of size 1 are left out.
   std::string describe() const;
 
  private:
   GridPoint sizes_, place_;
-  MPI_Comm tensor_ = MPI_COMM_NULL, context_ = MPI_COMM_NULL, shards_ = MPI_COMM_NULL, copies_ = MPI_COMM_NULL, pipeline_ = MPI_COMM_NULL, ends_ = MPI_COMM_NULL;
+  MPI_Comm tensor_ = MPI_COMM_NULL, context_ = MPI_COMM_NULL, shards_ = MPI_COMM_NULL,
+           copies_ = MPI_COMM_NULL, pipeline_ = MPI_COMM_NULL, ends_ = MPI_COMM_NULL;
 };
 
 }  // namespace octet

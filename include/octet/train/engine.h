@@ -47,7 +47,8 @@ class Engine {
   const StagePlan& stages() const { return stages_; }
   BatchCut cut() const;
   std::string layout() const;
-  /// Bytes on the device by class; the last class, what the driver and libraries took by themselves until now, is measured.
+  /// Bytes on the device by class; the last class, what the driver and libraries took by themselves until
+  /// now, is measured.
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
 
   void initialise();
@@ -68,8 +69,8 @@ class Engine {
   const ParameterStore& store() const { return *store_; }
   Stream& stream() { return *stream_; }
   Device& device() { return device_; }
-  /// Compares everything that several ranks hold copies of, by hash. Collective; returns what differs first on any rank, with the axis, or an
-  /// empty text. Waits for the device.
+  /// Compares everything that several ranks hold copies of, by hash. Collective; returns what differs first
+  /// on any rank, with the axis, or an empty text. Waits for the device.
   std::string find_differing_replica();
   /// After masters were written: publishes them and sets the optimizer's step count.
   void restored(std::int64_t updates);
@@ -96,8 +97,10 @@ class Engine {
   Grid grid_;
   Device& device_;
   StagePlan stages_;
-  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, copies_, context_, pipeline_;
-  std::unique_ptr<Communicator> embedding_gradients_, embedding_parameters_;  ///< null where no embedding is shared
+  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, copies_, context_,
+      pipeline_;
+  std::unique_ptr<Communicator> embedding_gradients_,
+      embedding_parameters_;  ///< null where no embedding is shared
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
   StreamTimer timer_;

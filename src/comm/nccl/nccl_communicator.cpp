@@ -90,11 +90,13 @@ class NcclCommunicator final : public Communicator {
   }
 
   void send(Stream& stream, Tensor values, int to) override {
-    check(ncclSend(values.data, count(values), type_of(values.dtype), to, handle_, enter(stream)), "ncclSend");
+    check(ncclSend(values.data, count(values), type_of(values.dtype), to, handle_, enter(stream)),
+          "ncclSend");
   }
 
   void receive(Stream& stream, Tensor values, int from) override {
-    check(ncclRecv(values.data, count(values), type_of(values.dtype), from, handle_, enter(stream)), "ncclRecv");
+    check(ncclRecv(values.data, count(values), type_of(values.dtype), from, handle_, enter(stream)),
+          "ncclRecv");
   }
 
  private:

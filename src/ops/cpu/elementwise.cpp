@@ -144,10 +144,12 @@ void CpuOps::copy_rows(Stream&, DType dtype, std::int64_t batch, std::int64_t ro
     using T = decltype(zero);
     for (std::int64_t row = 0; row < batch * rows; ++row) {
       const std::int64_t sample = row / rows, at = row % rows;
-      const T* const source = static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride;
+      const T* const source =
+          static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride;
       T* const target = static_cast<T*>(to.data) + sample * to.sample_stride + at * to.row_stride;
       for (std::int64_t i = 0; i < columns; ++i) {
-        target[i] = add ? static_cast<T>(static_cast<float>(target[i]) + static_cast<float>(source[i])) : source[i];
+        target[i] =
+            add ? static_cast<T>(static_cast<float>(target[i]) + static_cast<float>(source[i])) : source[i];
       }
     }
   });

@@ -81,12 +81,14 @@ __global__ void __launch_bounds__(kThreads)
 
 // One pack of columns a thread.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads) copy_rows_kernel(const SampleRows from, const SampleRows to, std::int64_t all_rows,
-                                                             std::int64_t rows, std::int64_t packs, bool add) {
+__global__ void __launch_bounds__(kThreads)
+    copy_rows_kernel(const SampleRows from, const SampleRows to, std::int64_t all_rows, std::int64_t rows,
+                     std::int64_t packs, bool add) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= all_rows * packs) return;
   const std::int64_t row = i / packs, column = i % packs * N, sample = row / rows, at = row % rows;
-  const T* source = static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride + column;
+  const T* source =
+      static_cast<const T*>(from.data) + sample * from.sample_stride + at * from.row_stride + column;
   T* target = static_cast<T*>(to.data) + sample * to.sample_stride + at * to.row_stride + column;
   Pack<T, N> values = Pack<T, N>::load(source);
   if (add) {
@@ -123,8 +125,9 @@ void copy_rows(cudaStream_t stream, DType dtype, std::int64_t batch, std::int64_
           from, to, batch * rows, rows, columns / kWidth, add);
     };
     constexpr int kFullPack = kFull<T>;
-    const bool full = columns % kFullPack == 0 && from.row_stride % kFullPack == 0 && to.row_stride % kFullPack == 0 &&
-                      from.sample_stride % kFullPack == 0 && to.sample_stride % kFullPack == 0 && aligned(16, from.data, to.data);
+    const bool full = columns % kFullPack == 0 && from.row_stride % kFullPack == 0 &&
+                      to.row_stride % kFullPack == 0 && from.sample_stride % kFullPack == 0 &&
+                      to.sample_stride % kFullPack == 0 && aligned(16, from.data, to.data);
     if (full) {
       launch(Width<kFullPack>{});
     } else {
