@@ -124,13 +124,6 @@ void Resolver::layout() {
   if (p.schedule != "interleaved" && p.chunks != 1) {
     problem("parallel.chunks = {} is for parallel.schedule = interleaved", p.chunks);
   }
-  if (p.schedule == "zero_bubble" && p.zero >= 2) {
-    problem(
-        "parallel.schedule = zero_bubble computes the gradients of a layer in two parts, which parallel.zero "
-        "= {} would reduce before "
-        "they are whole; allowed: parallel.zero of 0 or 1, or another schedule",
-        p.zero);
-  }
   if (p.pipeline * p.chunks > m.layers) {
     problem(
         "pipeline {} × chunks {} = {} stages are more than model.layers = {}; allowed parallel.pipeline: up "

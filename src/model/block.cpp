@@ -55,6 +55,7 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
     rows_.o_dy = keep("attention output gradient", type, t, h);
     rows_.split_dqkv = keep("qkv gradient, kept", type, t, heads_.packed());
     rows_.qkv_x = keep("attention input", type, t, h);
+    rows_.norms = keep("norm gradients", DType::kF32, kNorms, std::max<std::int64_t>(h, shape.head_size));
   }
   activations_.reserve(recomputed, saved, scratch);
 
@@ -164,7 +165,7 @@ void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x
   context_.ops.bias_backward(stream, dy, context_.parameters.gradient(first_bias, last_bias), accumulate);
 }
 
-void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row,
+void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
                                Tensor rstd, Tensor mean, Tensor dy, Tensor dx) {
   NormBackward args;
   args.kind = context_.shape.norm();
@@ -176,10 +177,17 @@ void BlockStack::norm_backward(Stream& stream, int bucket, Tensor x, int weight_
   args.dy = dy;
   args.dx = dx;
   args.y = dy;
-  args.dweight = gradient(weight_row);
-  args.dbias = gradient(bias_row);
-  args.accumulate = context_.parameters.accumulates(bucket);
+  args.dweight = norm_gradient(w, slab, weight_row);
+  args.dbias = norm_gradient(w, slab, bias_row);
+  args.accumulate = !later(slab) && context_.parameters.accumulates(w.bucket);
   context_.ops.norm_backward(stream, args);
+}
+
+Tensor BlockStack::norm_gradient(const Weights& w, int slab, int row) {
+  if (row < 0 || !later(slab)) return gradient(row);
+  const std::array<int, kNorms> norms = norms_of(w);
+  const auto place = std::find(norms.begin(), norms.end(), row) - norms.begin();
+  return tensor(rows_.norms, slab).row_range(place, 1).range(0, weight(row).cols);
 }
 
 Tensor BlockStack::keep(Stream& stream, Tensor dy, int slab, int kept) {
@@ -207,7 +215,7 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
     weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
   ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = x_whole});
   const Tensor dnormed = axis.reduce(stream, x_whole, x);
-  norm_backward(stream, w.bucket, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
+  norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
   const Tensor normed = axis.gather(stream, dnormed, x_whole);
   if (!later(slab)) weight_gradient(stream, w.bucket, inner, normed, w.gate, w.up, w.up_bias, w.up_bias);
@@ -229,12 +237,12 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
     ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, slab), tensor(rows_.head_rstd, slab),
-                           weight(w.q_norm), weight(w.k_norm), dqkv, gradient(w.q_norm), gradient(w.k_norm),
-                           context_.parameters.accumulates(w.bucket));
+                           weight(w.q_norm), weight(w.k_norm), dqkv, norm_gradient(w, slab, w.q_norm),
+                           norm_gradient(w, slab, w.k_norm), !later(slab) && context_.parameters.accumulates(w.bucket));
   }
   ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = x_whole});
   const Tensor dnormed = axis.reduce(stream, x_whole, x);
-  norm_backward(stream, w.bucket, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
+  norm_backward(stream, w, slab, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
                 tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
   const Tensor normed = axis.gather(stream, dnormed, x_whole);
   if (!later(slab)) weight_gradient(stream, w.bucket, dqkv, normed, w.q, w.v, w.q_bias, w.v_bias);
@@ -252,6 +260,15 @@ void BlockStack::backward_weights(Stream& stream, int layer, int slab) {
   if (!later(slab)) return;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const auto kept = [&](int row) { return tensor(row, slab); };
+  for (const int row : norms_of(w)) {
+    if (row < 0) continue;
+    const Tensor from = norm_gradient(w, slab, row);
+    if (context_.parameters.accumulates(w.bucket)) {
+      context_.ops.add(stream, from, gradient(row));
+    } else {
+      context_.ops.cast(stream, from, gradient(row));
+    }
+  }
   weight_gradient(stream, w.bucket, kept(rows_.down_dy), kept(rows_.activation), w.down, w.down, w.down_bias,
                   w.down_bias);
   weight_gradient(stream, w.bucket, kept(rows_.inner), kept(rows_.up_x), w.gate, w.up, w.up_bias, w.up_bias);

@@ -25,8 +25,7 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
     : context_(context),
       chunks_(std::move(chunks)),
       blocks_(context, recomputed_slabs(chunks_, recomputed), split, saved, scratch),
-      scratch_(scratch),
-      split_(split) {
+      scratch_(scratch) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;
   const TensorAxis& tensor = context.tensor;
@@ -225,9 +224,10 @@ void Network::backward(Stream& stream, int chunk, const Place& place, const Devi
   const Tensor dx = gradient(place);
   for (int layer = at(chunk).layers - 1; layer >= 0; --layer) {
     const int number = at(chunk).first_layer + layer;
-    context_.parameters.begin_backward(stream, number + 1);
-    blocks_.backward(stream, number, slab(chunk, layer, place.slot), dx);
-    if (!split_) context_.parameters.finish_backward(stream, number + 1);
+    const int slab = this->slab(chunk, layer, place.slot);
+    context_.parameters.begin_backward(stream, number + 1, true, !blocks_.later(slab));
+    blocks_.backward(stream, number, slab, dx);
+    if (!blocks_.later(slab)) context_.parameters.finish_backward(stream, number + 1);
   }
   if (at(chunk).embeds) embed_backward(stream, batch, dx);
 }
@@ -235,8 +235,10 @@ void Network::backward(Stream& stream, int chunk, const Place& place, const Devi
 void Network::backward_weights(Stream& stream, int chunk, const Place& place) {
   for (int layer = at(chunk).layers - 1; layer >= 0; --layer) {
     const int number = at(chunk).first_layer + layer;
+    const int slab = this->slab(chunk, layer, place.slot);
+    if (!blocks_.later(slab)) continue;
     context_.parameters.begin_backward(stream, number + 1, false);
-    blocks_.backward_weights(stream, number, slab(chunk, layer, place.slot));
+    blocks_.backward_weights(stream, number, slab);
     context_.parameters.finish_backward(stream, number + 1);
   }
 }

@@ -160,9 +160,9 @@ void ParameterStore::begin_forward(Stream& stream, int bucket) {
   use(stream, bucket, bucket + 1);
 }
 
-void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads) {
+void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads, bool writes) {
   if (reads) use(stream, bucket, bucket - 1);
-  if (!staged(bucket)) return;
+  if (!staged(bucket) || !writes) return;
   timer_.begin(stream);
   stagings_[static_cast<std::size_t>(state(bucket).place)].free->block(stream);
   timer_.end(stream);

@@ -41,7 +41,7 @@ bool fits(const Deck& deck, const Layout& layout) {
   if (micro_batches * layout.micro * layout.data != deck.batch.global) return false;
   if (layout.pipeline * layout.chunks > deck.model.layers || layout.pipeline > deck.model.layers)
     return false;
-  if (layout.chunks == 0 && (layout.pipeline == 1 || layout.zero >= 2)) return false;
+  if (layout.chunks == 0 && layout.pipeline == 1) return false;
   if (layout.chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0)) return false;
   if (layout.sequence && layout.tensor == 1) return false;
   // Without data parallelism the stages differ only where two pipeline stages share an embedding.

@@ -47,7 +47,7 @@ struct Deck {
     std::string compute = "bf16";  ///< fp32 | bf16
   } precision;
   struct Memory {
-    std::string recompute = "none";    ///< none | block
+    std::string recompute = "none";    ///< none | selective | block
     std::int64_t recompute_every = 1;  ///< with block: of every so many layers one is recomputed
     std::int64_t logits_mib = 512;     ///< largest piece of the logits held at once
   } memory;

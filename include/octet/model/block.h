@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "octet/model/activation_table.h"
@@ -68,6 +69,14 @@ class BlockStack {
   void backward(Stream& stream, int layer, int slab, Tensor gradient);
   void backward_weights(Stream& stream, int layer, int slab);
 
+  /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at
+  /// once.
+  bool later(int slab) const { return split_ && !recomputed_[static_cast<std::size_t>(slab)]; }
+  /// Row `kept` of the slab where weight gradients come later, else scratch row `shared`.
+  Tensor operand(int slab, int kept, int shared) const {
+    return later(slab) ? tensor(kept, slab) : tensor(shared, 0);
+  }
+
  private:
   struct Weights {  ///< rows of the parameter table; -1 where the model has none
     int bucket, q, v, o, gate, up, down, q_bias, v_bias, o_bias, up_bias, down_bias;
@@ -79,6 +88,7 @@ class BlockStack {
     int normed_whole, normed, partial, delta, wide, dqkv;
     int down_dy, activation, up_x, o_dy, split_dqkv,
         qkv_x;  ///< with split: operands of weight gradients, kept
+    int norms;  ///< with split: gradients of norms, kept
   };
 
   /// The layer up to the MLP's inner projection: all that the backward pass needs of it.
@@ -86,13 +96,13 @@ class BlockStack {
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
   Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
-  /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at
-  /// once.
-  bool later(int slab) const { return split_ && !recomputed_[static_cast<std::size_t>(slab)]; }
-  /// Row `kept` of the slab where weight gradients come later, else scratch row `shared`.
-  Tensor operand(int slab, int kept, int shared) const {
-    return later(slab) ? tensor(kept, slab) : tensor(shared, 0);
+  /// Norms of a layer, by the place of their gradients in row `norms`.
+  static constexpr int kNorms = 6;
+  static std::array<int, kNorms> norms_of(const Weights& w) {
+    return {w.attention_norm, w.attention_norm_bias, w.mlp_norm, w.mlp_norm_bias, w.q_norm, w.k_norm};
   }
+  /// Where the backward pass of a norm writes the gradient of parameter `row`: its place, or memory kept for later.
+  Tensor norm_gradient(const Weights& w, int slab, int row);
   /// `dy` itself, or a copy in row `kept` where it is needed later.
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
   /// The MLP's activation, [tokens, mlp of this rank].
@@ -103,7 +113,7 @@ class BlockStack {
   void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
                     Tensor rstd, Tensor mean);
   /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
-  void norm_backward(Stream& stream, int bucket, Tensor x, int weight_row, int bias_row, Tensor rstd,
+  void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row, Tensor rstd,
                      Tensor mean, Tensor dy, Tensor gradient);
   void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);

@@ -66,7 +66,6 @@ class Network {
   BlockStack blocks_;
   ActivationTable edges_;
   Arena& scratch_;
-  bool split_ = false;
   int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
   int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1;
   std::vector<int> outputs_, gradients_;

@@ -24,9 +24,9 @@ class ParameterAccess {
   /// bucket's. Buckets come in rising order in the forward pass and in falling order in the backward pass;
   /// bucket 0 stays readable from embedding to head where the head is tied to it.
   virtual void begin_forward(Stream& stream, int bucket) = 0;
-  /// Also makes room for the bucket's gradients. `reads` is false where the backward pass does not need the
-  /// parameters.
-  virtual void begin_backward(Stream& stream, int bucket, bool reads = true) = 0;
+  /// Also makes room for the bucket's gradients. `reads` is false where this part of the backward
+  /// pass does not need the parameters, `writes` where it leaves no gradients.
+  virtual void begin_backward(Stream& stream, int bucket, bool reads = true, bool writes = true) = 0;
   /// All gradients of the bucket are queued: reduce them where it is time to.
   virtual void finish_backward(Stream& stream, int bucket) = 0;
 };

@@ -64,7 +64,7 @@ class ParameterStore final : public ParameterAccess {
   Tensor gradient(int first, int last) override;
   bool accumulates(int bucket) const override;
   void begin_forward(Stream& stream, int bucket) override;
-  void begin_backward(Stream& stream, int bucket, bool reads = true) override;
+  void begin_backward(Stream& stream, int bucket, bool reads = true, bool writes = true) override;
   void finish_backward(Stream& stream, int bucket) override;
 
   /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared
