@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "octet/base/error.h"
+#include "octet/parallel/pipeline_simulator.h"
 #include "octet/parallel/stage_table.h"
 
 namespace octet {
@@ -90,6 +91,18 @@ double head_work(const ModelShape& shape) {
   return static_cast<double>(shape.hidden) * static_cast<double>(shape.vocabulary) / layer;
 }
 
+/// What the simulator says of a schedule: the idle share of the ranks, and the micro-batches that each holds at once.
+std::string forecast(const PipelineSchedule& schedule, const std::vector<StageLayers>& table) {
+  std::vector<StageCost> costs;
+  for (const StageLayers& stage : table) costs.push_back({stage.work, stage.work, stage.work, 0.0});
+  const PipelineTimeline timeline = simulate(schedule, costs, Transfer::kRendezvous);
+  std::string held;
+  for (const RankMemory& rank : timeline.memory) held += fmt::format(" {}", rank.together.activations);
+  const auto [least, most] = std::minmax_element(timeline.bubble.begin(), timeline.bubble.end());
+  return fmt::format("  simulated: idle {:.1f} to {:.1f} % of a step; activations of micro-batches held at once, by rank:{}\n",
+                     *least * 100, *most * 100, held);
+}
+
 }  // namespace
 
 StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& grid) {
@@ -103,7 +116,7 @@ StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& gri
   plan.schedule = make_schedule(deck.parallel.schedule, stages, chunks, micro_batches);
   validate(plan.schedule);
   const auto table = stage_table(static_cast<int>(shape.layers), stages, chunks, 0.1, head_work(shape));
-  if (stages > 1) plan.table = format_stage_table(table, stages);
+  if (stages > 1) plan.table = format_stage_table(table, stages) + forecast(plan.schedule, table);
 
   const int last = stages * chunks - 1;
   plan.slices.assign(static_cast<std::size_t>(shape.layers) + 2, 0);

@@ -254,6 +254,33 @@ TEST_F(Cases, N16InitialValuesAreTheSameInEveryLayout) {
   EXPECT_GT(relative_difference(q, o), 1.0) << "streams of different parameters differ";
 }
 
+/// U02: what is planned before the first step is what is in use after some, and each ZeRO stage keeps less than the one before it.
+TEST_F(Cases, U02MemoryInUseIsWhatWasPlanned) {
+  std::vector<std::int64_t> state;
+  for (const int zero : {0, 1, 2, 3}) {
+    for (const char* recompute : {"none", "block"}) {
+      Deck deck = tiny_deck();
+      deck.model.hidden = 128;
+      deck.parallel.zero = zero;
+      deck.memory.recompute = recompute;
+      Session session(MPI_COMM_WORLD, deck);
+      for (std::uint64_t step = 0; step < 3; ++step) session.step(random_samples(8, 64, 256, 70 + step));
+      std::int64_t planned = 0, kept = 0;
+      for (const auto& [name, bytes] : session.engine().memory()) {
+        if (name != "operators" && name != "context, libraries") planned += bytes;  // the CPU's scratch is not its device's
+        if (name == "optimizer state") kept += bytes;
+      }
+      const auto used = static_cast<double>(session.engine().device().memory_used());
+      EXPECT_NEAR(used, static_cast<double>(planned), 0.03 * used) << "ZeRO " << zero << " recompute " << recompute;
+      if (std::string(recompute) == "none") state.push_back(kept);
+    }
+  }
+  EXPECT_LE(state[1], state[0]);
+  if (ranks_ > 1) {
+    EXPECT_LT(state[1], state[0]);
+  }
+}
+
 /// Evaluation counts every target of the file once, whatever the layout; the last round is short.
 TEST_F(Cases, EvaluationIsTheSameInEveryLayoutAndMicroBatch) {
   std::string path = testing::TempDir() + "octet_evaluation.h5";
