@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
+#include <cmath>
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +15,7 @@ constexpr std::chrono::milliseconds kLine{5000};   ///< elsewhere
 constexpr int kWidth = 30;
 
 std::string clock_text(double seconds) {
-  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }
 

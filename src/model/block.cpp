@@ -165,8 +165,8 @@ void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x
   context_.ops.bias_backward(stream, dy, context_.parameters.gradient(first_bias, last_bias), accumulate);
 }
 
-void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
-                               Tensor rstd, Tensor mean, Tensor dy, Tensor dx) {
+void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row,
+                               int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor dx) {
   NormBackward args;
   args.kind = context_.shape.norm();
   args.x = x;
@@ -238,7 +238,8 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
   if (w.q_norm >= 0) {
     ops.head_norm_backward(stream, heads_, tensor(rows_.unnormed, slab), tensor(rows_.head_rstd, slab),
                            weight(w.q_norm), weight(w.k_norm), dqkv, norm_gradient(w, slab, w.q_norm),
-                           norm_gradient(w, slab, w.k_norm), !later(slab) && context_.parameters.accumulates(w.bucket));
+                           norm_gradient(w, slab, w.k_norm),
+                           !later(slab) && context_.parameters.accumulates(w.bucket));
   }
   ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = x_whole});
   const Tensor dnormed = axis.reduce(stream, x_whole, x);

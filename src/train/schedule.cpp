@@ -27,7 +27,10 @@ double rate_after_warmup(const Deck::Schedule& schedule, double lr, double step,
 std::vector<float> learning_rates(const Deck& deck) {
   const Deck::Schedule& schedule = deck.schedule;
   const std::int64_t unit = schedule.unit == "tokens" ? deck.batch.global * deck.batch.sequence : 1;
-  const auto in_steps = [unit](std::int64_t value) { return static_cast<double>((value + unit - 1) / unit); };
+  const auto in_steps = [unit](std::int64_t value) {
+    const std::int64_t steps = (value + unit - 1) / unit;
+    return static_cast<double>(steps);
+  };
   const double warmup = in_steps(schedule.warmup), decay = in_steps(schedule.decay), lr = deck.optimizer.lr;
   std::vector<float> rates;
   for (std::int64_t n = 1; n <= std::max<std::int64_t>(deck.run.steps, 1); ++n) {

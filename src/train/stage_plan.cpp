@@ -91,7 +91,8 @@ double head_work(const ModelShape& shape) {
   return static_cast<double>(shape.hidden) * static_cast<double>(shape.vocabulary) / layer;
 }
 
-/// What the simulator says of a schedule: the idle share of the ranks, and the micro-batches that each holds at once.
+/// What the simulator says of a schedule: the idle share of the ranks, and the micro-batches that each holds
+/// at once.
 std::string forecast(const PipelineSchedule& schedule, const std::vector<StageLayers>& table) {
   std::vector<StageCost> costs;
   for (const StageLayers& stage : table) costs.push_back({stage.work, stage.work, stage.work, 0.0});
@@ -99,8 +100,10 @@ std::string forecast(const PipelineSchedule& schedule, const std::vector<StageLa
   std::string held;
   for (const RankMemory& rank : timeline.memory) held += fmt::format(" {}", rank.together.activations);
   const auto [least, most] = std::minmax_element(timeline.bubble.begin(), timeline.bubble.end());
-  return fmt::format("  simulated: idle {:.1f} to {:.1f} % of a step; activations of micro-batches held at once, by rank:{}\n",
-                     *least * 100, *most * 100, held);
+  return fmt::format(
+      "  simulated: idle {:.1f} to {:.1f} % of a step; activations of micro-batches held at once, by "
+      "rank:{}\n",
+      *least * 100, *most * 100, held);
 }
 
 }  // namespace

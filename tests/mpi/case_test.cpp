@@ -177,7 +177,8 @@ TEST_F(Cases, N07ReplicaCheckNamesTheTensorThatDiffers) {
     EXPECT_EQ(session.engine().find_differing_replica(), "") << "ZeRO " << zero;
     if (session.engine().grid().sizes().tensor == 1) continue;
     for (const auto& box : session.engine().store().held_boxes()) {
-      if (rank_ == 1 && box.name == "parameters/layers.1.mlp_norm.weight") box.memory.as<float>()[0] += 1e-6f;
+      if (session.engine().grid().place().tensor == 1 && box.name == "parameters/layers.1.mlp_norm.weight")
+        box.memory.as<float>()[0] += 1e-6f;
     }
     const std::string found = session.engine().find_differing_replica();
     EXPECT_NE(found.find("layers.1.mlp_norm.weight"), std::string::npos) << found;
@@ -254,7 +255,8 @@ TEST_F(Cases, N16InitialValuesAreTheSameInEveryLayout) {
   EXPECT_GT(relative_difference(q, o), 1.0) << "streams of different parameters differ";
 }
 
-/// U02: what is planned before the first step is what is in use after some, and each ZeRO stage keeps less than the one before it.
+/// U02: what is planned before the first step is what is in use after some, and each ZeRO stage keeps less
+/// than the one before it.
 TEST_F(Cases, U02MemoryInUseIsWhatWasPlanned) {
   std::vector<std::int64_t> state;
   for (const int zero : {0, 1, 2, 3}) {
@@ -267,11 +269,13 @@ TEST_F(Cases, U02MemoryInUseIsWhatWasPlanned) {
       for (std::uint64_t step = 0; step < 3; ++step) session.step(random_samples(8, 64, 256, 70 + step));
       std::int64_t planned = 0, kept = 0;
       for (const auto& [name, bytes] : session.engine().memory()) {
-        if (name != "operators" && name != "context, libraries") planned += bytes;  // the CPU's scratch is not its device's
+        if (name != "operators" && name != "context, libraries")
+          planned += bytes;  // the CPU's scratch is not its device's
         if (name == "optimizer state") kept += bytes;
       }
       const auto used = static_cast<double>(session.engine().device().memory_used());
-      EXPECT_NEAR(used, static_cast<double>(planned), 0.03 * used) << "ZeRO " << zero << " recompute " << recompute;
+      EXPECT_NEAR(used, static_cast<double>(planned), 0.03 * used)
+          << "ZeRO " << zero << " recompute " << recompute;
       if (std::string(recompute) == "none") state.push_back(kept);
     }
   }

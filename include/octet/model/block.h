@@ -101,7 +101,8 @@ class BlockStack {
   static std::array<int, kNorms> norms_of(const Weights& w) {
     return {w.attention_norm, w.attention_norm_bias, w.mlp_norm, w.mlp_norm_bias, w.q_norm, w.k_norm};
   }
-  /// Where the backward pass of a norm writes the gradient of parameter `row`: its place, or memory kept for later.
+  /// Where the backward pass of a norm writes the gradient of parameter `row`: its place, or memory kept for
+  /// later.
   Tensor norm_gradient(const Weights& w, int slab, int row);
   /// `dy` itself, or a copy in row `kept` where it is needed later.
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
@@ -113,8 +114,8 @@ class BlockStack {
   void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
                     Tensor rstd, Tensor mean);
   /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
-  void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row, Tensor rstd,
-                     Tensor mean, Tensor dy, Tensor gradient);
+  void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
+                     Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
   void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
