@@ -112,7 +112,8 @@ std::vector<DeckKey> optimizer_keys() {
       number(OCTET_KEY(schedule.floor), between(0, 1), "last learning rate as a fraction of optimizer.lr"),
       choice(OCTET_KEY(precision.compute), {"fp32", "bf16"}, "matrices and activations; masters are fp32"),
       choice(OCTET_KEY(memory.recompute), {"none", "selective", "block"},
-             "none, selective: backward kernels rebuild norm outputs and MLP activations at no cost, all else is kept; "
+             "none, selective: backward kernels rebuild norm outputs and MLP activations at no cost, all "
+             "else is kept; "
              "block: keep a layer's input only and run it again in the backward pass"),
       count(OCTET_KEY(memory.recompute_every), at_least(1), "block: recompute one layer of every so many"),
       count(OCTET_KEY(memory.logits_mib), at_least(1), "largest piece of the logits held at once, MiB"),

@@ -114,7 +114,8 @@ MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, co
     fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a {} product [{}, {}]·[{}, {}] into {}",
          name_of(key.operand), key.m, key.k, key.k, key.n, name_of(key.result));
   }
-  plan.algorithm = results.at(0).algo;
+  // cppcheck-suppress containerOutOfBounds ; fail() does not return
+  plan.algorithm = results.front().algo;
   if (timed_ && !key.accumulate) choose_fastest(stream, plan, args, results);
   return plan;
 }
