@@ -5,7 +5,7 @@
 namespace octet {
 
 ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage,
-                               DType compute, int micro_batches, StoreRanks ranks, StreamTimer& timer)
+                               DType compute, int micro_batches, const StoreRanks& ranks, StreamTimer& timer)
     : device_(device),
       ops_(ops),
       layout_(layout),

@@ -47,7 +47,7 @@ struct AdamwSettings {
 class ParameterStore final : public ParameterAccess {
  public:
   ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
-                 int micro_batches, StoreRanks ranks, StreamTimer& timer);
+                 int micro_batches, const StoreRanks& ranks, StreamTimer& timer);
 
   /// Bytes by class, for the memory report.
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
