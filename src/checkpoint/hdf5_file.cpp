@@ -1,5 +1,7 @@
 #include "hdf5_file.h"
 
+#include <algorithm>
+
 #include "octet/base/error.h"
 
 namespace octet::checkpoint {
@@ -98,7 +100,8 @@ std::string read_text_attribute(hid_t object, const char* name) {
     fail(ErrorKind::kCheckpoint, "{} is not a text of fixed length", subject);
   std::string text(H5Tget_size(type), '\0');
   check_hdf5(H5Aread(attribute, type, text.data()), subject);
-  return text.c_str();
+  text.resize(std::min(text.find('\0'), text.size()));  // shorter texts are padded with zeros
+  return text;
 }
 
 std::int64_t read_integer_attribute(hid_t object, const char* name) {
