@@ -80,10 +80,4 @@ std::vector<PlacedBox> BucketLayout::boxes(int number, std::int64_t begin, std::
   return result;
 }
 
-std::int64_t BucketLayout::elements() const {
-  std::int64_t total = 0;
-  for (const Bucket& bucket : buckets_) total += bucket.size;
-  return total;
-}
-
 }  // namespace octet

@@ -49,7 +49,6 @@ class BlockStack {
   BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
              Arena& scratch);
 
-  const ActivationTable& activations() const { return activations_; }
   const ContextAttention& attention() const { return attention_; }
   /// Positions and starts (int32 [1, tokens], see MicroBatch) of the present micro-batch; the rotation table
   /// for rotary models.

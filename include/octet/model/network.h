@@ -42,7 +42,6 @@ class Network {
   void evaluate(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch,
                 StepScalars* scalars);
 
-  const std::vector<Chunk>& chunks() const { return chunks_; }
   Workload workload() const;
 
  private:

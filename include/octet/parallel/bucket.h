@@ -55,8 +55,6 @@ class BucketLayout {
   std::vector<Region> regions(int bucket, std::int64_t begin, std::int64_t end) const;
   /// Elements [begin, end) of a bucket as boxes, at most three a parameter; padding has none.
   std::vector<PlacedBox> boxes(int bucket, std::int64_t begin, std::int64_t end) const;
-  /// Elements in all buckets.
-  std::int64_t elements() const;
 
  private:
   const ParameterTable& table_;
