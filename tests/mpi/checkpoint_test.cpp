@@ -13,6 +13,7 @@
 
 #include "octet/base/error.h"
 #include "octet/base/rng.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -67,7 +68,7 @@ class CheckpointRanks : public testing::Test {
     if (rank_ == 0) {
       std::snprintf(name, sizeof name, "%soctet-checkpoint-XXXXXX", testing::TempDir().c_str());
       ASSERT_NE(::mkdtemp(name), nullptr);
-      seed_ = std::random_device{}();
+      seed_ = test::test_seed();
     }
     MPI_Bcast(name, sizeof name, MPI_CHAR, 0, ranks_);
     MPI_Bcast(&seed_, 1, MPI_UINT64_T, 0, ranks_);

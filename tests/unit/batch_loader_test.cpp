@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "support/data_support.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -21,7 +22,7 @@ using data_test::write_tokens;
 class BatchLoaderTest : public ::testing::Test {
  protected:
   data_test::TemporaryDirectory directory_;
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{test::test_seed()};
   std::unique_ptr<Device> device_ = make_cpu_device();
 
   std::string path() const { return directory_ / "tokens.h5"; }

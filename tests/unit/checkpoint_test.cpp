@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "octet/base/error.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -44,7 +45,7 @@ class MpiEnvironment : public testing::Environment {
     testing::AddGlobalTestEnvironment(new MpiEnvironment);
 
 std::uint32_t random_bits() {
-  static std::mt19937 source{std::random_device{}()};
+  static std::mt19937 source{test::test_seed()};
   return static_cast<std::uint32_t>(source());
 }
 

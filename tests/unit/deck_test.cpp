@@ -9,6 +9,7 @@
 
 #include "octet/base/error.h"
 #include "octet/config/nearest_name.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -154,7 +155,7 @@ TEST_F(DeckTest, UnreadableDeckIsNamed) {
 
 /// A deck with a fresh value in as many kinds of keys as there are.
 Deck random_deck() {
-  std::mt19937_64 random(std::random_device{}());
+  std::mt19937_64 random(test::test_seed());
   std::uniform_real_distribution<double> uniform(0.0, 1.0);
   Deck deck = read_deck({}, {});
   deck.model.layers = static_cast<std::int64_t>(random() % 1'000'000'000'000);

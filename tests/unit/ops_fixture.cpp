@@ -1,4 +1,5 @@
 #include "ops_fixture.h"
+#include "support/seed.h"
 
 #include <algorithm>
 #include <cstring>
@@ -131,8 +132,7 @@ void OpsTest::SetUp() {
     }
     GTEST_SKIP() << "no CUDA device (" << cuda_versions() << ")";
   }
-  const char* fixed = std::getenv("OCTET_TEST_SEED");
-  const std::uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : std::random_device{}();
+  const std::uint64_t seed = test_seed();
   random_.seed(seed);
   RecordProperty("OCTET_TEST_SEED", std::to_string(seed));
 }

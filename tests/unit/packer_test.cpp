@@ -10,6 +10,7 @@
 #include "octet/data/inspect.h"
 #include "octet/data/token_file.h"
 #include "support/data_support.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -21,7 +22,7 @@ using data_test::write_text;
 class PackerTest : public ::testing::Test {
  protected:
   data_test::TemporaryDirectory directory_;
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{test::test_seed()};
 
   PackOptions options(const std::vector<std::string>& inputs) {
     PackOptions options;

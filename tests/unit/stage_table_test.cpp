@@ -7,6 +7,7 @@
 #include <random>
 
 #include "octet/base/error.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -63,7 +64,7 @@ TEST(StageTable, EmbeddingAndHeadTakeThePlaceOfLayers) {
 }
 
 TEST(StageTable, LargestWorkIsTheLeastOfAllCuts) {
-  std::mt19937 random(std::random_device{}());
+  std::mt19937 random(test::test_seed());
   std::uniform_real_distribution<double> extra(0, 4);
   for (int stages = 1; stages <= 5; ++stages) {
     for (int layers = stages; layers <= 12; ++layers) {

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "support/data_support.h"
+#include "support/seed.h"
 
 namespace octet {
 namespace {
@@ -22,7 +23,7 @@ using data_test::write_tokens;
 class TokenFileTest : public ::testing::Test {
  protected:
   data_test::TemporaryDirectory directory_;
-  std::mt19937_64 random_{std::random_device{}()};
+  std::mt19937_64 random_{test::test_seed()};
 
   std::string open_error(const std::string& path) {
     return error_of(ErrorKind::kData, [&] { TokenFile file(path); });
