@@ -25,6 +25,9 @@ MPI_Datatype type_of(DType type) {
       return MPI_INT32_T;
     case DType::kBF16:
       return MPI_UINT16_T;
+    case DType::kE4M3:
+    case DType::kE5M2:
+      return MPI_UINT8_T;
   }
   return MPI_DATATYPE_NULL;
 }

@@ -106,10 +106,22 @@ Matrix Workbench::get(const Tensor& tensor) {
     std::memcpy(matrix.values.data(), bytes.data(), bytes.size());
     return matrix;
   }
-  std::vector<BF16> narrow(matrix.values.size());
-  std::memcpy(narrow.data(), bytes.data(), bytes.size());
-  std::transform(narrow.begin(), narrow.end(), matrix.values.begin(),
-                 [](BF16 x) { return static_cast<float>(x); });
+  const auto widen = [&](auto zero) {
+    std::vector<decltype(zero)> narrow(matrix.values.size());
+    std::memcpy(narrow.data(), bytes.data(), bytes.size());
+    std::transform(narrow.begin(), narrow.end(), matrix.values.begin(),
+                   [](auto x) { return static_cast<float>(x); });
+  };
+  switch (tensor.dtype) {
+    case DType::kE4M3:
+      widen(E4M3{});
+      break;
+    case DType::kE5M2:
+      widen(E5M2{});
+      break;
+    default:
+      widen(BF16{});
+  }
   return matrix;
 }
 

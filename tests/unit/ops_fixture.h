@@ -76,6 +76,7 @@ class Workbench {
   /// An output full of NaN, in the compute dtype or float32.
   Tensor blank(std::int64_t rows, std::int64_t cols) { return poisoned(rows, cols, compute_); }
   Tensor blank_float(std::int64_t rows, std::int64_t cols) { return poisoned(rows, cols, DType::kF32); }
+  Tensor blank(std::int64_t rows, std::int64_t cols, DType dtype) { return poisoned(rows, cols, dtype); }
   Matrix get(const Tensor& tensor);
 
   StepScalars* put_scalars(const StepScalars& scalars);
@@ -139,6 +140,13 @@ inline std::string name_of_case(const testing::TestParamInfo<OpsCase>& info) {
   INSTANTIATE_TEST_SUITE_P(Cpu, Suite, testing::Values(OpsCase{DeviceKind::kCpu, DType::kF32}),   \
                            name_of_case);                                                         \
   INSTANTIATE_TEST_SUITE_P(Cuda, Suite, testing::Values(OpsCase{DeviceKind::kCuda, DType::kF32}), \
+                           name_of_case)
+
+/// 8-bit copies, which are made of bfloat16.
+#define OCTET_TEST_BACKENDS_BF16(Suite)                                                            \
+  INSTANTIATE_TEST_SUITE_P(Cpu, Suite, testing::Values(OpsCase{DeviceKind::kCpu, DType::kBF16}),   \
+                           name_of_case);                                                          \
+  INSTANTIATE_TEST_SUITE_P(Cuda, Suite, testing::Values(OpsCase{DeviceKind::kCuda, DType::kBF16}), \
                            name_of_case)
 
 /// Comparisons with the float32 CPU operators, which therefore are not among the cases.

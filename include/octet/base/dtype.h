@@ -1,12 +1,15 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace octet {
 
 /// Element types of tensors.
-enum class DType : std::uint8_t { kF32, kBF16, kI32, kF64 };
+enum class DType : std::uint8_t { kF32, kBF16, kI32, kF64, kE4M3, kE5M2 };
 
 constexpr std::int64_t size_of(DType type) {
   switch (type) {
@@ -18,11 +21,18 @@ constexpr std::int64_t size_of(DType type) {
       return 4;
     case DType::kF64:
       return 8;
+    case DType::kE4M3:
+    case DType::kE5M2:
+      return 1;
   }
   return 0;
 }
 
-/// Name as users read it: float32, bfloat16, int32, float64.
+constexpr bool is_float8(DType type) {
+  return type == DType::kE4M3 || type == DType::kE5M2;
+}
+
+/// Name as users read it: float32, bfloat16, int32, float64, float8_e4m3, float8_e5m2.
 constexpr const char* name_of(DType type) {
   switch (type) {
     case DType::kF32:
@@ -33,6 +43,10 @@ constexpr const char* name_of(DType type) {
       return "int32";
     case DType::kF64:
       return "float64";
+    case DType::kE4M3:
+      return "float8_e4m3";
+    case DType::kE5M2:
+      return "float8_e5m2";
   }
   return "?";
 }
@@ -57,6 +71,39 @@ struct BF16 {
   }
 };
 
+/// An 8-bit float (Micikevicius et al. 2022) of sign, exponent and mantissa bits, with subnormals. Rounding
+/// is to nearest even; what lies beyond the largest finite value becomes that value, infinities included.
+template <int kMantissa, int kBias, std::uint8_t kLargest>
+struct Float8 {
+  std::uint8_t bits = 0;
+
+  Float8() = default;
+  explicit Float8(float value) {
+    const auto sign = static_cast<std::uint8_t>(std::signbit(value) ? 0x80 : 0);
+    const float magnitude = std::fabs(value);
+    if (std::isnan(magnitude)) {
+      bits = 0x7f;
+      return;
+    }
+    int exponent = 1 - kBias;  // of subnormals and the smallest normals
+    if (magnitude >= std::ldexp(1.0f, exponent)) exponent = std::min(std::ilogb(magnitude), 127);
+    // A mantissa that rounds up to the next power of two carries into the exponent.
+    const float steps = std::nearbyint(std::ldexp(magnitude, kMantissa - exponent));
+    const float code = steps + std::ldexp(static_cast<float>(exponent + kBias - 1), kMantissa);
+    bits = static_cast<std::uint8_t>(sign | static_cast<std::uint8_t>(std::min<float>(code, kLargest)));
+  }
+  explicit operator float() const {
+    const int exponent = (bits & 0x7f) >> kMantissa, mantissa = bits & ((1 << kMantissa) - 1);
+    float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissa)
+                                    : std::ldexp(static_cast<float>(mantissa + (1 << kMantissa)),
+                                                 exponent - kBias - kMantissa);
+    if ((bits & 0x7f) > kLargest) magnitude = std::numeric_limits<float>::quiet_NaN();
+    return (bits & 0x80) != 0 ? -magnitude : magnitude;
+  }
+};
+using E4M3 = Float8<3, 7, 0x7e>;   ///< up to 448; 2^-6 is the smallest normal value
+using E5M2 = Float8<2, 15, 0x7b>;  ///< up to 57344; 2^-14 is the smallest normal value
+
 template <typename T>
 struct DTypeOf;
 template <>
@@ -66,6 +113,14 @@ struct DTypeOf<float> {
 template <>
 struct DTypeOf<BF16> {
   static constexpr DType value = DType::kBF16;
+};
+template <>
+struct DTypeOf<E4M3> {
+  static constexpr DType value = DType::kE4M3;
+};
+template <>
+struct DTypeOf<E5M2> {
+  static constexpr DType value = DType::kE5M2;
 };
 template <>
 struct DTypeOf<std::int32_t> {

@@ -5,11 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#if defined(__CUDACC__)
-#define OCTET_HOST_DEVICE __host__ __device__
-#else
-#define OCTET_HOST_DEVICE
-#endif
+#include "octet/base/host_device.h"
 
 namespace octet {
 

@@ -9,19 +9,55 @@
 
 namespace octet {
 
+/// How the scales of an 8-bit matrix are cut. Their layout is the one that matrix units take.
+enum class ScaleCut {
+  kTensor,    ///< one for all: [1, 1]
+  kRow128,    ///< one for 128 elements of a row: [ceil(cols / 128), rows rounded up to 4]
+  kSquare128  ///< one for a square of 128 x 128: [ceil(rows / 128), ceil(cols / 128) rounded up to 4]
+};
+
+/// What the elements of an 8-bit matrix are to be multiplied by: float32, powers of two.
+struct Scales {
+  Tensor values;
+  ScaleCut cut = ScaleCut::kTensor;
+};
+
+/// Shape of the scales of a [rows, cols] matrix; data is null.
+Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);
+
 /// y = a·b (+ bias) (+ y). With transpose_a, a is stored [k, m]; with transpose_b, b is stored [n, k].
 /// The three products of a linear layer y[t,o] = x[t,i]·w[o,i]ᵀ are
 ///   forward         {x, w, transpose_b}            -> y
 ///   input gradient  {dy, w}                        -> dx
 ///   weight gradient {dy, x, transpose_a}           -> dw (float32, accumulate)
+/// Of 8-bit operands there is the form with transpose_b alone, which matrix units have: operands of gradients
+/// are stored transposed. Not both are E5M2, all sizes are multiples of 16, and at most one is cut in
+/// squares.
 struct Matmul {
-  Tensor a;  ///< compute dtype, [m, k]
-  Tensor b;  ///< compute dtype, [k, n]
+  Tensor a;  ///< compute dtype or 8-bit, [m, k]
+  Tensor b;  ///< compute dtype or 8-bit, [k, n]
   bool transpose_a = false;
   bool transpose_b = false;
-  Tensor y;                 ///< [m, n], compute dtype or float32
-  bool accumulate = false;  ///< add to what y holds
-  Tensor bias = {};         ///< optional [1, n], compute dtype, added to every row
+  Tensor y;                             ///< [m, n], compute dtype or float32
+  bool accumulate = false;              ///< add to what y holds
+  Tensor bias = {};                     ///< optional [1, n], compute dtype, added to every row
+  Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
+};
+
+/// An 8-bit copy of a bfloat16 matrix, as it lies or transposed or both: codes = from / scale, rounded to
+/// nearest even. A scale is the smallest power of two with which the largest magnitude that it serves fits
+/// the type. So a code does not depend on which of several such scales serves its element, unless the code is
+/// subnormal: ranks that hold parts of a matrix need not agree on one.
+struct Quantize {
+  Tensor from;  ///< bfloat16 [r, c], multiples of 16
+  /// By tensor: float32 [1, 1], the largest magnitude that the scale is made for. Larger elements become the
+  /// largest value of the type.
+  Tensor largest = {};
+  Tensor seen = {};               ///< optional float32 [1, 1], raised to the largest magnitude met
+  Tensor codes = {};              ///< optional out E4M3 or E5M2 [r, c]
+  Tensor transposed = {};         ///< optional out, the same type [c, r]
+  Scales scales = {};             ///< out, of codes
+  Scales transposed_scales = {};  ///< out, of transposed; by tensor it may be the same memory
 };
 
 enum class NormKind { kRms, kLayer };
@@ -144,6 +180,10 @@ class Ops {
   virtual std::int64_t workspace_bytes() const = 0;
 
   virtual void matmul(Stream& stream, const Matmul& args) = 0;
+
+  /// largest[0] = the largest magnitude in x (bfloat16), NaNs passed over; float32 [1, 1].
+  virtual void largest_magnitude(Stream& stream, Tensor x, Tensor largest) = 0;
+  virtual void quantize(Stream& stream, const Quantize& args) = 0;
 
   virtual void norm_forward(Stream& stream, const NormForward& args) = 0;
   virtual void norm_backward(Stream& stream, const NormBackward& args) = 0;

@@ -22,6 +22,10 @@ ncclDataType_t type_of(DType type) {
       return ncclInt32;
     case DType::kBF16:
       return ncclBfloat16;
+    case DType::kE4M3:
+      return ncclFloat8e4m3;
+    case DType::kE5M2:
+      return ncclFloat8e5m2;
   }
   return ncclNumTypes;
 }

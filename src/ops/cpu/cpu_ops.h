@@ -16,6 +16,8 @@ class CpuOps : public Ops {
   std::int64_t workspace_bytes() const override;
 
   void matmul(Stream& stream, const Matmul& args) override;
+  void largest_magnitude(Stream& stream, Tensor x, Tensor largest) override;
+  void quantize(Stream& stream, const Quantize& args) override;
 
   void norm_forward(Stream& stream, const NormForward& args) override;
   void norm_backward(Stream& stream, const NormBackward& args) override;

@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <type_traits>
 
+#include "../float8_checks.h"
 #include "blas.h"
 #include "cpu_ops.h"
+#include "float8_values.h"
 #include "loops.h"
 #include "matmul_blocks.h"
 
@@ -26,19 +29,49 @@ void matmul_float(const Matmul& args, std::int64_t m, std::int64_t n, std::int64
   gemm(m, n, k, 1.0f, a, b, args.bias || args.accumulate ? 1.0f : 0.0f, y, n);
 }
 
-/// Widens rows [row, row + rows) × columns [col, col + cols) of a stored matrix.
-void widen(const Tensor& from, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols,
-           float* to) {
+/// An operand as it is stored, narrower than float32.
+struct Narrow {
+  const Tensor& codes;
+  const Scales& scales;
+  bool transposed = false;
+};
+
+template <typename T>
+void widen_rows(const Narrow& from, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols,
+                float* to) {
+  const Tensor& codes = from.codes;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const BF16* line = from.as<BF16>() + (row + i) * from.cols + col;
-    for (std::int64_t j = 0; j < cols; ++j) to[i * cols + j] = static_cast<float>(line[j]);
+    const T* line = codes.as<T>() + (row + i) * codes.cols + col;
+    float* const out = to + i * cols;
+    if constexpr (std::is_same_v<T, BF16>) {
+      for (std::int64_t j = 0; j < cols; ++j) out[j] = static_cast<float>(line[j]);
+    } else {
+      const std::array<float, 256>& values = cpu::float8_values<T>();
+      const float* const scales = from.scales.values.as<float>();
+      for (std::int64_t j = 0; j < cols; ++j) {
+        out[j] = values[line[j].bits] * scales[cpu::scale_index(from.scales, row + i, col + j)];
+      }
+    }
+  }
+}
+
+/// Widens rows [row, row + rows) × columns [col, col + cols) of a stored matrix.
+void widen(const Narrow& from, std::int64_t row, std::int64_t rows, std::int64_t col, std::int64_t cols,
+           float* to) {
+  switch (from.codes.dtype) {
+    case DType::kE4M3:
+      return widen_rows<E4M3>(from, row, rows, col, cols, to);
+    case DType::kE5M2:
+      return widen_rows<E5M2>(from, row, rows, col, cols, to);
+    default:
+      return widen_rows<BF16>(from, row, rows, col, cols, to);
   }
 }
 
 /// The block [rows, cols] at (row, col) of op(x), widened.
-Operand widen_operand(const Tensor& x, bool transposed, std::int64_t row, std::int64_t rows, std::int64_t col,
+Operand widen_operand(const Narrow& x, std::int64_t row, std::int64_t rows, std::int64_t col,
                       std::int64_t cols, float* to) {
-  if (transposed) {
+  if (x.transposed) {
     widen(x, col, cols, row, rows, to);
     return {to, rows, true};
   }
@@ -46,13 +79,15 @@ Operand widen_operand(const Tensor& x, bool transposed, std::int64_t row, std::i
   return {to, cols, false};
 }
 
-/// Products of bfloat16 operands by float32 blocks, each output element summed in float32 and rounded once.
+/// Products of narrow operands by float32 blocks, each output element summed in float32 and rounded once.
 template <typename Y>
-void matmul_bf16(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k, float* scratch) {
+void matmul_narrow(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k, float* scratch) {
   constexpr std::int64_t kBlock = cpu::kMatmulBlock;
   float* const a_block = scratch;
   float* const b_block = a_block + kBlock * kBlock;
   float* const y_block = b_block + kBlock * kBlock;
+  const Narrow narrow_a{args.a, args.a_scales, args.transpose_a};
+  const Narrow narrow_b{args.b, args.b_scales, args.transpose_b};
   for (std::int64_t row = 0; row < m; row += kBlock) {
     const std::int64_t rows = std::min(kBlock, m - row);
     for (std::int64_t col = 0; col < n; col += kBlock) {
@@ -60,8 +95,8 @@ void matmul_bf16(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_
       std::fill_n(y_block, rows * cols, 0.0f);
       for (std::int64_t inner = 0; inner < k; inner += kBlock) {
         const std::int64_t depth = std::min(kBlock, k - inner);
-        const Operand a = widen_operand(args.a, args.transpose_a, row, rows, inner, depth, a_block);
-        const Operand b = widen_operand(args.b, args.transpose_b, inner, depth, col, cols, b_block);
+        const Operand a = widen_operand(narrow_a, row, rows, inner, depth, a_block);
+        const Operand b = widen_operand(narrow_b, inner, depth, col, cols, b_block);
         gemm(rows, cols, depth, 1.0f, a, b, 1.0f, y_block, cols);
       }
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -86,7 +121,11 @@ void CpuOps::matmul(Stream&, const Matmul& args) {
   const std::int64_t n = args.transpose_b ? args.b.rows : args.b.cols;
   OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k);
   OCTET_ASSERT(args.y.rows == m && args.y.cols == n);
-  OCTET_ASSERT(args.a.dtype == args.b.dtype && (!args.bias || args.bias.dtype == args.a.dtype));
+  if (is_float8(args.a.dtype)) {
+    check_float8(args);
+  } else {
+    OCTET_ASSERT(args.a.dtype == args.b.dtype && (!args.bias || args.bias.dtype == args.a.dtype));
+  }
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
   if (m == 0 || n == 0) return;
   if (args.a.dtype == DType::kF32) {
@@ -95,7 +134,7 @@ void CpuOps::matmul(Stream&, const Matmul& args) {
   }
   OCTET_ASSERT(matmul_scratch_.size() == cpu::kMatmulScratch);
   cpu::with_type(args.y.dtype,
-                 [&](auto y) { matmul_bf16<decltype(y)>(args, m, n, k, matmul_scratch_.data()); });
+                 [&](auto y) { matmul_narrow<decltype(y)>(args, m, n, k, matmul_scratch_.data()); });
 }
 
 }  // namespace octet

@@ -4,6 +4,7 @@
 
 #include "../../runtime/cuda/cuda_check.h"
 #include "../../runtime/cuda/cuda_stream.h"
+#include "../float8_checks.h"
 #include "drivers.h"
 
 namespace octet {
@@ -79,9 +80,24 @@ void CudaOps::matmul(Stream& stream, const Matmul& a) {
   const std::int64_t m = a.transpose_a ? a.a.cols : a.a.rows, k = a.transpose_a ? a.a.rows : a.a.cols;
   const std::int64_t n = a.transpose_b ? a.b.rows : a.b.cols;
   OCTET_ASSERT((a.transpose_b ? a.b.cols : a.b.rows) == k && a.y.rows == m && a.y.cols == n);
-  OCTET_ASSERT(a.a.dtype == a.b.dtype && (a.y.dtype == a.a.dtype || a.y.dtype == DType::kF32));
-  OCTET_ASSERT(!a.bias || (a.bias.size() == n && a.bias.dtype == a.a.dtype));
+  OCTET_ASSERT(!a.bias || a.bias.size() == n);
+  if (is_float8(a.a.dtype)) {
+    check_float8(a);
+  } else {
+    OCTET_ASSERT(a.a.dtype == a.b.dtype && (a.y.dtype == a.a.dtype || a.y.dtype == DType::kF32));
+    OCTET_ASSERT(!a.bias || a.bias.dtype == a.a.dtype);
+  }
   matmul_.run(enter(stream), a);
+}
+
+void CudaOps::largest_magnitude(Stream& stream, Tensor x, Tensor largest) {
+  OCTET_ASSERT(x.dtype == DType::kBF16 && largest.dtype == DType::kF32 && largest.size() == 1);
+  cuda::largest_magnitude(enter(stream), x, largest, scratch_.multiprocessors());
+}
+
+void CudaOps::quantize(Stream& stream, const Quantize& args) {
+  check_float8(args);
+  cuda::quantize(enter(stream), args);
 }
 
 void CudaOps::norm_forward(Stream& stream, const NormForward& a) {

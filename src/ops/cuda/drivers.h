@@ -63,6 +63,10 @@ void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float 
                  float beta2);
 void adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
 
+// quantize.cu
+void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multiprocessors);
+void quantize(cudaStream_t stream, const Quantize& args);
+
 // elementwise.cu
 void cast(cudaStream_t stream, Tensor from, Tensor to);
 void add(cudaStream_t stream, Tensor from, Tensor to);

@@ -19,8 +19,29 @@ void check_cublas(cublasStatus_t status, const char* what) {
 }
 
 cudaDataType_t cuda_type(DType type) {
-  OCTET_ASSERT(type == DType::kF32 || type == DType::kBF16);
-  return type == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F;
+  switch (type) {
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    case DType::kE4M3:
+      return CUDA_R_8F_E4M3;
+    case DType::kE5M2:
+      return CUDA_R_8F_E5M2;
+    default:
+      OCTET_ASSERT(type == DType::kF32);
+      return CUDA_R_32F;
+  }
+}
+
+cublasLtMatmulMatrixScale_t scale_mode(ScaleCut cut) {
+  switch (cut) {
+    case ScaleCut::kRow128:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case ScaleCut::kSquare128:
+      return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    case ScaleCut::kTensor:
+      break;
+  }
+  return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
 }
 
 // The largest power of two, up to 256, that divides the address.
@@ -58,6 +79,23 @@ void set_bias(cublasLtMatmulDesc_t operation, const Tensor& bias) {
   set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointer);
 }
 
+// a is the library's second operand and b its first.
+void set_scales(cublasLtMatmulDesc_t operation, const Matmul& args) {
+  const void *a = args.a_scales.values.data, *b = args.b_scales.values.data;
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b);
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a);
+}
+
+void describe_float8(cublasLtMatmulDesc_t operation, const Matmul& args) {
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<std::int32_t>(scale_mode(args.b_scales.cut)));
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, static_cast<std::int32_t>(scale_mode(args.a_scales.cut)));
+  set_scales(operation, args);
+  // Activations forward: sums of fewer bits, somewhat faster. Gradients: full sums.
+  const bool fast =
+      args.a.dtype == DType::kE4M3 && args.y.dtype == DType::kBF16 && args.a_scales.cut == ScaleCut::kTensor;
+  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(fast ? 1 : 0));
+}
+
 }  // namespace
 
 MatmulPlans::MatmulPlans(Scratch& scratch, int architecture, bool timed)
@@ -76,7 +114,10 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
   key.transpose_b = args.transpose_b;
   key.accumulate = args.accumulate;
   key.bias = fuse_bias;
-  key.operand = args.a.dtype;
+  key.a = args.a.dtype;
+  key.b = args.b.dtype;
+  key.a_cut = args.a_scales.cut;
+  key.b_cut = args.b_scales.cut;
   key.result = args.y.dtype;
   key.alignment_a = alignment_of(args.a.data);
   key.alignment_b = alignment_of(args.b.data);
@@ -94,6 +135,7 @@ MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, co
   plan.operation.reset(operation);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (is_float8(key.a)) describe_float8(operation, args);
   plan.a.reset(make_layout(args.a));
   plan.b.reset(make_layout(args.b));
   plan.y.reset(make_layout(args.y));
@@ -111,8 +153,8 @@ MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, co
     results = proposals(key, plan);
   }
   if (results.empty()) {
-    fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a {} product [{}, {}]·[{}, {}] into {}",
-         name_of(key.operand), key.m, key.k, key.k, key.n, name_of(key.result));
+    fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a product of {} [{}, {}] and {} [{}, {}] into {}",
+         name_of(key.a), key.m, key.k, name_of(key.b), key.k, key.n, name_of(key.result));
   }
   // cppcheck-suppress containerOutOfBounds ; fail() does not return
   plan.algorithm = results.front().algo;
@@ -191,6 +233,7 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   if (found == plans_.end()) found = plans_.emplace(key, make_plan(stream, key, args)).first;
   const Plan& plan = found->second;
   if (plan.adds_bias) set_bias(plan.operation.get(), args.bias);
+  if (is_float8(key.a)) set_scales(plan.operation.get(), args);
   check_cublas(launch(stream, plan, args), "cublasLtMatmul");
   if (args.bias && !plan.adds_bias) add_bias(stream, args.bias, args.y);
 }

@@ -28,7 +28,8 @@ class MatmulPlans {
   struct Key {
     std::int64_t m, n, k;
     bool transpose_a, transpose_b, accumulate, bias;
-    DType operand, result;
+    DType a, b, result;
+    ScaleCut a_cut, b_cut;                      ///< of 8-bit operands
     int alignment_a, alignment_b, alignment_y;  ///< bytes, at most 256
 
     auto operator<=>(const Key&) const = default;

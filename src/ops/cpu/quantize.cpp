@@ -1,0 +1,79 @@
+#include <algorithm>
+#include <cmath>
+
+#include "../float8_checks.h"
+#include "cpu_ops.h"
+#include "float8_values.h"
+#include "loops.h"
+
+namespace octet {
+namespace {
+
+float largest_of(const BF16* values, std::int64_t count) {
+  return std::max(
+      0.0f, cpu::largest(count, [&](std::int64_t i) { return std::fabs(static_cast<float>(values[i])); }));
+}
+
+/// The scales of a matrix whose element (r, c) is at(r, c).
+template <typename At>
+void make_scales(const Tensor& codes, const Scales& scales, float largest, At at) {
+  float* const values = scales.values.as<float>();
+  if (scales.cut == ScaleCut::kTensor) {
+    values[0] = float8_scale(largest, codes.dtype);
+    return;
+  }
+  std::fill_n(values, scales.values.size(), 0.0f);
+  for (std::int64_t row = 0; row < codes.rows; ++row) {
+    for (std::int64_t col = 0; col < codes.cols; ++col) {
+      float& block = values[cpu::scale_index(scales, row, col)];
+      block = std::max(block, std::fabs(at(row, col)));
+    }
+  }
+  for (std::int64_t i = 0; i < scales.values.size(); ++i) values[i] = float8_scale(values[i], codes.dtype);
+}
+
+template <typename T, typename At>
+void write_codes(const Tensor& codes, const Scales& scales, At at) {
+  T* const out = codes.as<T>();
+  for (std::int64_t row = 0; row < codes.rows; ++row) {
+    for (std::int64_t col = 0; col < codes.cols; ++col) {
+      const float scale = scales.values.as<float>()[cpu::scale_index(scales, row, col)];
+      out[row * codes.cols + col] = T(at(row, col) * (1.0f / scale));
+    }
+  }
+}
+
+template <typename At>
+void quantize_to(const Tensor& codes, const Scales& scales, float largest, At at) {
+  if (!codes) return;
+  make_scales(codes, scales, largest, at);
+  if (codes.dtype == DType::kE4M3) {
+    write_codes<E4M3>(codes, scales, at);
+  } else {
+    write_codes<E5M2>(codes, scales, at);
+  }
+}
+
+}  // namespace
+
+void CpuOps::largest_magnitude(Stream&, Tensor x, Tensor largest) {
+  OCTET_ASSERT(largest.size() == 1);
+  largest.as<float>()[0] = largest_of(x.as<BF16>(), x.size());
+}
+
+void CpuOps::quantize(Stream&, const Quantize& args) {
+  check_float8(args);
+  const BF16* const from = args.from.as<BF16>();
+  const std::int64_t cols = args.from.cols;
+  const float largest = args.largest ? args.largest.as<float>()[0] : 0.0f;
+  if (args.seen) {
+    float& seen = args.seen.as<float>()[0];
+    seen = std::max(seen, largest_of(from, args.from.size()));
+  }
+  quantize_to(args.codes, args.scales, largest,
+              [&](std::int64_t row, std::int64_t col) { return static_cast<float>(from[row * cols + col]); });
+  quantize_to(args.transposed, args.transposed_scales, largest,
+              [&](std::int64_t row, std::int64_t col) { return static_cast<float>(from[col * cols + row]); });
+}
+
+}  // namespace octet

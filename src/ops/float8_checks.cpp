@@ -1,0 +1,67 @@
+#include "float8_checks.h"
+
+#include "octet/base/float8_scale.h"
+
+namespace octet {
+namespace {
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+bool fits(const Scales& scales, const Tensor& codes) {
+  const Tensor shape = scale_shape(scales.cut, codes.rows, codes.cols);
+  return scales.values && scales.values.dtype == DType::kF32 && scales.values.rows == shape.rows &&
+         scales.values.cols == shape.cols;
+}
+
+}  // namespace
+
+Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols) {
+  const auto round_up_to_4 = [](std::int64_t count) { return divide_up(count, 4) * 4; };
+  switch (cut) {
+    case ScaleCut::kRow128:
+      return {nullptr, DType::kF32, divide_up(cols, kScaleBlock), round_up_to_4(rows)};
+    case ScaleCut::kSquare128:
+      return {nullptr, DType::kF32, divide_up(rows, kScaleBlock),
+              round_up_to_4(divide_up(cols, kScaleBlock))};
+    case ScaleCut::kTensor:
+      break;
+  }
+  return {nullptr, DType::kF32, 1, 1};
+}
+
+void check_float8(const Matmul& args) {
+  OCTET_ASSERT(is_float8(args.a.dtype) && is_float8(args.b.dtype));
+  OCTET_ASSERT(args.a.dtype == DType::kE4M3 || args.b.dtype == DType::kE4M3);
+  OCTET_ASSERT(!args.transpose_a && args.transpose_b);
+  OCTET_ASSERT(args.a.rows % 16 == 0 && args.a.cols % 16 == 0 && args.b.rows % 16 == 0);
+  OCTET_ASSERT(fits(args.a_scales, args.a) && fits(args.b_scales, args.b));
+  const ScaleCut a = args.a_scales.cut, b = args.b_scales.cut;
+  OCTET_ASSERT((a == ScaleCut::kTensor) == (b == ScaleCut::kTensor));
+  OCTET_ASSERT(a != ScaleCut::kSquare128 || b != ScaleCut::kSquare128);
+  OCTET_ASSERT(args.y.dtype == DType::kBF16 || args.y.dtype == DType::kF32);
+  OCTET_ASSERT(!args.bias || args.bias.dtype == DType::kBF16);
+}
+
+void check_float8(const Quantize& args) {
+  OCTET_ASSERT(args.from.dtype == DType::kBF16 && args.from.rows % 16 == 0 && args.from.cols % 16 == 0);
+  OCTET_ASSERT(args.codes || args.transposed);
+  if (args.codes) {
+    OCTET_ASSERT(is_float8(args.codes.dtype) && args.codes.rows == args.from.rows &&
+                 args.codes.cols == args.from.cols && fits(args.scales, args.codes));
+  }
+  if (args.transposed) {
+    OCTET_ASSERT(is_float8(args.transposed.dtype) && args.transposed.rows == args.from.cols &&
+                 args.transposed.cols == args.from.rows && fits(args.transposed_scales, args.transposed));
+  }
+  if (args.codes && args.transposed) {
+    OCTET_ASSERT(args.codes.dtype == args.transposed.dtype && args.scales.cut == args.transposed_scales.cut);
+  }
+  const ScaleCut cut = args.codes ? args.scales.cut : args.transposed_scales.cut;
+  OCTET_ASSERT((cut == ScaleCut::kTensor) == static_cast<bool>(args.largest));
+  OCTET_ASSERT(!args.largest || (args.largest.dtype == DType::kF32 && args.largest.size() == 1));
+  OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
+}
+
+}  // namespace octet

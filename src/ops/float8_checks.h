@@ -1,0 +1,11 @@
+#pragma once
+
+#include "octet/ops/ops.h"
+
+namespace octet {
+
+/// Assert what ops.h asks of 8-bit operands.
+void check_float8(const Matmul& args);
+void check_float8(const Quantize& args);
+
+}  // namespace octet

@@ -1,0 +1,277 @@
+// 8-bit floats: conversion, scales, quantised copies and their products.
+#include <cmath>
+#include <limits>
+
+#include "octet/base/float8_scale.h"
+#include "ops_fixture.h"
+#include "support/seed.h"
+
+namespace octet::test {
+namespace {
+
+template <typename T>
+class Float8FormatTest : public testing::Test {};
+using Formats = testing::Types<E4M3, E5M2>;
+TYPED_TEST_SUITE(Float8FormatTest, Formats);
+
+template <typename T>
+float value_of(int code) {
+  T element;
+  element.bits = static_cast<std::uint8_t>(code);
+  return static_cast<float>(element);
+}
+template <typename T>
+float largest_value() {
+  return DTypeOf<T>::value == DType::kE4M3 ? 448.0f : 57344.0f;
+}
+
+TYPED_TEST(Float8FormatTest, EveryFiniteValueSurvivesTheWayThroughFloat) {
+  int finite = 0;
+  for (int code = 0; code < 256; ++code) {
+    const float value = value_of<TypeParam>(code);
+    if (std::isnan(value)) continue;
+    ++finite;
+    EXPECT_EQ(static_cast<int>(TypeParam(value).bits), code) << value;
+    EXPECT_LE(std::fabs(value), largest_value<TypeParam>());
+  }
+  // E4M3 has two NaNs; of E5M2 the infinities are not used either.
+  EXPECT_EQ(finite, (DTypeOf<TypeParam>::value == DType::kE4M3 ? 254 : 248));
+  EXPECT_EQ(value_of<TypeParam>(1), (DTypeOf<TypeParam>::value == DType::kE4M3 ? 0x1p-9f : 0x1p-16f));
+}
+
+TYPED_TEST(Float8FormatTest, RoundsToTheNearestAndTiesToEven) {
+  for (int code = 0; value_of<TypeParam>(code) < largest_value<TypeParam>(); ++code) {
+    const float low = value_of<TypeParam>(code), high = value_of<TypeParam>(code + 1);
+    for (int part = 0; part <= 16; ++part) {
+      const float value = low + static_cast<float>(part) / 16.0f * (high - low);
+      const bool up = part > 8 || (part == 8 && code % 2 == 1);
+      EXPECT_EQ(static_cast<float>(TypeParam(value)), up ? high : low) << value;
+      EXPECT_EQ(static_cast<float>(TypeParam(-value)), up ? -high : -low) << -value;
+    }
+  }
+}
+
+TYPED_TEST(Float8FormatTest, WhatIsTooLargeBecomesTheLargestValueAndNaNStaysNaN) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float value :
+       {1.1f * largest_value<TypeParam>(), 1e30f, std::numeric_limits<float>::max(), kInfinity}) {
+    EXPECT_EQ(static_cast<float>(TypeParam(value)), largest_value<TypeParam>());
+    EXPECT_EQ(static_cast<float>(TypeParam(-value)), -largest_value<TypeParam>());
+  }
+  EXPECT_TRUE(std::isnan(static_cast<float>(TypeParam(std::numeric_limits<float>::quiet_NaN()))));
+  EXPECT_EQ(static_cast<float>(TypeParam(std::numeric_limits<float>::denorm_min())), 0.0f);
+}
+
+TYPED_TEST(Float8FormatTest, ScaleIsTheSmallestPowerOfTwoWithWhichTheLargestMagnitudeFits) {
+  constexpr DType kType = DTypeOf<TypeParam>::value;
+  const float limit = largest_value<TypeParam>();
+  std::mt19937_64 random(test_seed());
+  std::uniform_real_distribution<float> exponent(-100.0f, 120.0f);
+  for (int round = 0; round < 2000; ++round) {
+    const float largest = std::exp2(exponent(random));
+    const float scale = float8_scale(largest, kType);
+    int power = 0;
+    EXPECT_EQ(std::frexp(scale, &power), 0.5f);
+    EXPECT_LE(largest, scale * limit);
+    EXPECT_GT(largest, scale / 2.0f * limit);
+  }
+  EXPECT_EQ(float8_scale(limit, kType), 1.0f);
+  EXPECT_EQ(float8_scale(0.0f, kType), 1.0f);
+  EXPECT_EQ(float8_scale(std::numeric_limits<float>::denorm_min(), kType), 0x1p-126f);
+  EXPECT_FALSE(std::isfinite(float8_scale(std::numeric_limits<float>::infinity(), kType)));
+}
+
+class Float8Test : public OpsTest {
+ protected:
+  struct Copies {
+    Tensor codes, transposed;
+    Scales scales, transposed_scales;
+  };
+  static Tensor largest_in(Workbench& bench, const Tensor& from) {
+    const Tensor largest = bench.blank_float(1, 1);
+    bench.ops().largest_magnitude(bench.stream(), from, largest);
+    return largest;
+  }
+  static Copies quantized(Workbench& bench, const Tensor& from, DType type, ScaleCut cut) {
+    const auto scales = [&](std::int64_t rows, std::int64_t cols) {
+      const Tensor shape = scale_shape(cut, rows, cols);
+      return Scales{bench.blank_float(shape.rows, shape.cols), cut};
+    };
+    Copies copies{bench.blank(from.rows, from.cols, type), bench.blank(from.cols, from.rows, type),
+                  scales(from.rows, from.cols), scales(from.cols, from.rows)};
+    Quantize args;
+    args.from = from;
+    if (cut == ScaleCut::kTensor) args.largest = largest_in(bench, from);
+    args.codes = copies.codes;
+    args.scales = copies.scales;
+    args.transposed = copies.transposed;
+    args.transposed_scales = copies.transposed_scales;
+    bench.ops().quantize(bench.stream(), args);
+    return copies;
+  }
+  /// What codes and scales stand for, where a scale serves element (row, col) as the cut says.
+  static Matrix meant(Workbench& bench, const Tensor& codes, const Scales& scales) {
+    Matrix result = bench.get(codes);
+    const Matrix factors = bench.get(scales.values);
+    for (std::int64_t row = 0; row < result.rows; ++row) {
+      for (std::int64_t col = 0; col < result.cols; ++col) {
+        float factor = factors(0, 0);
+        if (scales.cut == ScaleCut::kRow128) factor = factors(col / 128, row);
+        if (scales.cut == ScaleCut::kSquare128) factor = factors(row / 128, col / 128);
+        result(row, col) *= factor;
+      }
+    }
+    return result;
+  }
+  /// Rows of very different sizes, as activations have them.
+  Matrix uneven(std::int64_t rows, std::int64_t cols) {
+    Matrix matrix = random(rows, cols);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t col = 0; col < cols; ++col) {
+        matrix(row, col) = std::ldexp(matrix(row, col), static_cast<int>((row * 7 + col / 16) % 9) - 12);
+      }
+    }
+    return matrix;
+  }
+};
+
+constexpr ScaleCut kCuts[] = {ScaleCut::kTensor, ScaleCut::kRow128, ScaleCut::kSquare128};
+
+TEST_P(Float8Test, LargestMagnitudeIsExact) {
+  Workbench bench = this->bench();
+  for (const auto& [rows, cols] : {std::pair{16, 16}, {48, 272}, {1024, 512}}) {
+    Matrix x = random(rows, cols);
+    const auto size = static_cast<std::size_t>(x.size());
+    for (const std::size_t at : {std::size_t{0}, size / 2 + 5, size - 1}) {
+      x.values[at] = -100.5f - static_cast<float>(at % 7);
+      EXPECT_EQ(bench.get(largest_in(bench, bench.put(x)))(0, 0),
+                std::fabs(*std::min_element(x.values.begin(), x.values.end())));
+    }
+    EXPECT_EQ(bench.get(largest_in(bench, bench.put(Matrix(rows, cols))))(0, 0), 0.0f);
+  }
+}
+
+TEST_P(Float8Test, CopiesAreTheRoundedElementsWhateverTheCut) {
+  Workbench bench = this->bench();
+  for (const DType type : {DType::kE4M3, DType::kE5M2}) {
+    for (const ScaleCut cut : kCuts) {
+      for (const auto& [rows, cols] : {std::pair{16, 16}, {64, 144}, {272, 128}, {256, 400}}) {
+        const Matrix x = uneven(rows, cols);
+        const Copies copies = quantized(bench, bench.put(x), type, cut);
+        const Matrix straight = meant(bench, copies.codes, copies.scales);
+        const Matrix turned = meant(bench, copies.transposed, copies.transposed_scales);
+        const double step = type == DType::kE4M3 ? 1.0 / 16.0 : 1.0 / 8.0;  // half a unit of the mantissa
+        const double least =
+            type == DType::kE4M3 ? 0x1p-18 : 0x1p-32;  // of what is largest: half a subnormal step
+        const double largest = 8.0;
+        for (std::int64_t row = 0; row < rows; ++row) {
+          for (std::int64_t col = 0; col < cols; ++col) {
+            const double bound = step * std::fabs(double{x(row, col)}) + least * largest;
+            ASSERT_NEAR(straight(row, col), x(row, col), bound)
+                << name_of(type) << " cut " << static_cast<int>(cut);
+            ASSERT_NEAR(turned(col, row), x(row, col), bound)
+                << name_of(type) << " cut " << static_cast<int>(cut);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Float8Test, PartsOfAMatrixNeedNotAgreeOnAScale) {
+  Workbench bench = this->bench();
+  Matrix x = random(32, 64);
+  for (float& value : x.values) value = std::copysign(std::max(std::fabs(value), 1e-2f), value);
+  for (float& value : x.values) value = static_cast<float>(BF16(value));
+  Matrix upper(16, 64);
+  std::copy_n(x.values.begin(), upper.values.size(), upper.values.begin());
+  x(31, 63) = 64.0f;  // the whole has another scale than its upper half
+  const Copies whole = quantized(bench, bench.put(x), DType::kE4M3, ScaleCut::kTensor);
+  const Copies part = quantized(bench, bench.put(upper), DType::kE4M3, ScaleCut::kTensor);
+  EXPECT_NE(bench.get(whole.scales.values).values, bench.get(part.scales.values).values);
+  const Matrix all = meant(bench, whole.codes, whole.scales), some = meant(bench, part.codes, part.scales);
+  for (std::size_t i = 0; i < some.values.size(); ++i) EXPECT_EQ(all.values[i], some.values[i]);
+}
+
+TEST_P(Float8Test, LargestMagnitudeOfEarlierStepsLimitsAndThatOfThisOneIsSeen) {
+  Workbench bench = this->bench();
+  Matrix x = random(32, 48), history(1, 1), seen(1, 1);
+  x(3, 5) = 1000.0f;
+  history(0, 0) = 7.0f;  // scale 2^-6
+  seen(0, 0) = 12.0f;
+  Quantize args;
+  args.from = bench.put(x);
+  args.largest = bench.put_float(history);
+  args.seen = bench.put_float(seen);
+  args.codes = bench.blank(32, 48, DType::kE4M3);
+  args.scales.values = bench.blank_float(1, 1);
+  bench.ops().quantize(bench.stream(), args);
+  EXPECT_EQ(bench.get(args.scales.values)(0, 0), 0x1p-6f);
+  EXPECT_EQ(meant(bench, args.codes, args.scales)(3, 5), 7.0f);
+  EXPECT_EQ(bench.get(args.seen)(0, 0), 1000.0f);
+  bench.ops().quantize(bench.stream(), args);
+  EXPECT_EQ(bench.get(args.largest)(0, 0), 7.0f);
+}
+
+TEST_P(Float8Test, NumbersThatAreNotFiniteStayVisible) {
+  Workbench bench = this->bench();
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const ScaleCut cut : kCuts) {
+      Matrix x = random(16, 128);
+      x(2, 3) = bad;
+      const Copies copies = quantized(bench, bench.put(x), DType::kE5M2, cut);
+      EXPECT_FALSE(std::isfinite(meant(bench, copies.codes, copies.scales)(2, 3)));
+      EXPECT_FALSE(std::isfinite(meant(bench, copies.transposed, copies.transposed_scales)(3, 2)));
+    }
+  }
+}
+
+TEST_P(Float8Test, ProductEqualsTheSumOfWhatTheCodesStandFor) {
+  Workbench bench = this->bench();
+  struct Case {
+    DType a, b;
+    ScaleCut a_cut, b_cut;
+  };
+  const Case cases[] = {{DType::kE4M3, DType::kE4M3, ScaleCut::kTensor, ScaleCut::kTensor},
+                        {DType::kE5M2, DType::kE4M3, ScaleCut::kTensor, ScaleCut::kTensor},
+                        {DType::kE4M3, DType::kE4M3, ScaleCut::kRow128, ScaleCut::kSquare128},
+                        {DType::kE4M3, DType::kE4M3, ScaleCut::kRow128, ScaleCut::kRow128}};
+  for (const Case& c : cases) {
+    for (const auto& [m, n, k] : {std::array{16, 16, 16}, {144, 272, 128}, {256, 128, 400}}) {
+      if (c.a_cut != ScaleCut::kTensor && k % 128 != 0) continue;
+      for (const bool float_output : {false, true}) {
+        const Copies a = quantized(bench, bench.put(uneven(m, k)), c.a, c.a_cut);
+        const Copies b = quantized(bench, bench.put(random(n, k)), c.b, c.b_cut);
+        const Matrix left = meant(bench, a.codes, a.scales), right = meant(bench, b.codes, b.scales);
+        const Matrix start = random(m, n), bias = random(1, n);
+        Matmul args;
+        args.a = a.codes;
+        args.b = b.codes;
+        args.a_scales = a.scales;
+        args.b_scales = b.scales;
+        args.transpose_b = true;
+        args.y = float_output ? bench.put_float(start) : bench.blank(m, n);
+        args.accumulate = float_output;
+        if (!float_output && c.a_cut == ScaleCut::kTensor) args.bias = bench.put(bias);
+        bench.ops().matmul(bench.stream(), args);
+        Matrix expected(m, n);
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j) {
+            double total = float_output ? start(i, j) : args.bias ? bias(0, j) : 0.0f;
+            for (std::int64_t p = 0; p < k; ++p) total += double{left(i, p)} * double{right(j, p)};
+            expected(i, j) = static_cast<float>(total);
+          }
+        }
+        // Hopper's fast accumulation, which products with bfloat16 results use, keeps fewer bits.
+        EXPECT_TRUE(close(bench.get(args.y), expected, float_output ? 2e-4 : tolerance()))
+            << name_of(c.a) << " cut " << static_cast<int>(c.a_cut) << " and " << static_cast<int>(c.b_cut)
+            << ": " << m << " " << n << " " << k;
+      }
+    }
+  }
+}
+
+OCTET_TEST_BACKENDS_BF16(Float8Test);
+
+}  // namespace
+}  // namespace octet::test
