@@ -111,6 +111,10 @@ std::vector<DeckKey> optimizer_keys() {
             "linear, cosine: where the decay ends, 0: run.steps; wsd: length of the decay at the run's end"),
       number(OCTET_KEY(schedule.floor), between(0, 1), "last learning rate as a fraction of optimizer.lr"),
       choice(OCTET_KEY(precision.compute), {"fp32", "bf16"}, "matrices and activations; masters are fp32"),
+      choice(
+          OCTET_KEY(precision.fp8), {"none", "current", "delayed", "block"},
+          "8-bit products of the blocks' linear layers, scaled by matrix (from its largest magnitude now, or "
+          "in earlier steps) or by blocks of 128; all else as precision.compute = bf16"),
       choice(OCTET_KEY(memory.recompute), {"none", "selective", "block"},
              "none, selective: backward kernels rebuild norm outputs and MLP activations at no cost, all "
              "else is kept; "

@@ -38,6 +38,7 @@ class Resolver {
     model();
     layout();
     batch();
+    fp8();
     rest();
     finish();
   }
@@ -70,6 +71,7 @@ class Resolver {
   void model();
   void layout();
   void batch();
+  void fp8();
   void rest();
 
   Deck& deck_;
@@ -187,6 +189,29 @@ void Resolver::batch() {
         b.micro, b.sequence, p.context, b.micro * local, p.tensor,
         nearest_multiples(b.sequence, p.tensor * p.context));
   }
+}
+
+void Resolver::fp8() {
+  const std::string& recipe = deck_.precision.fp8;
+  if (recipe == "none") return;
+  if (deck_.precision.compute != "bf16") {
+    problem("precision.fp8 = {} needs precision.compute = bf16; it is {}", recipe, deck_.precision.compute);
+  }
+  const Deck::Model& m = deck_.model;
+  const Deck::Parallel& p = deck_.parallel;
+  // Matrix units take rows of whole 16 bytes; a scale by block serves 128 elements.
+  const std::int64_t unit = recipe == "block" ? 128 : 16;
+  const auto divides = [&](const char* keys, std::int64_t value) {
+    if (value % unit == 0) return;
+    problem("precision.fp8 = {}: {} = {} must be a multiple of {}; nearest: {}", recipe, keys, value, unit,
+            nearest_multiples(value, unit));
+  };
+  divides("model.hidden", m.hidden);
+  if (m.mlp % p.tensor == 0) divides("model.mlp / tensor", m.mlp / p.tensor);
+  if (m.heads % p.tensor == 0) divides("model.heads / tensor x head_size", m.heads / p.tensor * m.head_size);
+  const std::int64_t kv_heads = m.kv_heads % p.tensor == 0 ? m.kv_heads / p.tensor : m.kv_heads;
+  divides("2 x key heads of a rank x model.head_size", 2 * kv_heads * m.head_size);
+  divides("batch.micro x sequence / context", deck_.batch.micro * deck_.batch.sequence / p.context);
 }
 
 void Resolver::rest() {

@@ -12,6 +12,7 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
       heads_(local_heads(context.shape, context.tensor.rank(), context.tensor.size())),
       attention_(context.ops, context.context, context.timer, heads_, context.compute, context.batch,
                  context.sequence, context.documents_apart, scratch),
+      linears_(context, heads_, static_cast<int>(recomputed.size()), scratch),
       recomputed_(recomputed),
       split_(split) {
   const ModelShape& shape = context.shape;
@@ -98,7 +99,6 @@ void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weig
 
 void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in) {
   Ops& ops = context_.ops;
-  ParameterAccess& parameters = context_.parameters;
   TensorAxis& axis = context_.tensor;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const Tensor x = tensor(rows_.x, slab), qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab);
@@ -108,30 +108,20 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
 
   norm_forward(stream, in, w.attention_norm, w.attention_norm_bias, x, tensor(rows_.attention_rstd, slab),
                tensor(rows_.attention_mean, slab));
-  const Tensor qkv_bias = w.q_bias < 0 ? Tensor{} : parameters.parameter(w.q_bias, w.v_bias);
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
-  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole),
-                      .b = parameters.parameter(w.q, w.v),
-                      .transpose_b = true,
-                      .y = projected,
-                      .bias = qkv_bias});
+  linear_forward(stream, w, slab, LinearLayer::kQkv, axis.gather(stream, normed, normed_whole), projected);
   if (w.q_norm >= 0) {
     ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm),
                           weight(w.k_norm), qkv, tensor(rows_.head_rstd, slab));
   }
   if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
   attention_.forward(stream, qkv, starts_, out, tensor(rows_.statistics, slab));
-  ops.matmul(stream,
-             {.a = out, .b = weight(w.o), .transpose_b = true, .y = partial, .bias = once(weight(w.o_bias))});
+  linear_forward(stream, w, slab, LinearLayer::kOutput, out, partial);
 
   const Tensor attended = axis.reduce(stream, partial, delta);
   norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
                tensor(rows_.mlp_mean, slab));
-  ops.matmul(stream, {.a = axis.gather(stream, normed, normed_whole),
-                      .b = parameters.parameter(w.gate, w.up),
-                      .transpose_b = true,
-                      .y = inner,
-                      .bias = weight(w.up_bias)});
+  linear_forward(stream, w, slab, LinearLayer::kUp, axis.gather(stream, normed, normed_whole), inner);
 }
 
 ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
@@ -145,24 +135,50 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
   } else {
     ops.gelu_forward(stream, inner, activation);
   }
-  ops.matmul(stream, {.a = activation,
-                      .b = weight(w.down),
-                      .transpose_b = true,
-                      .y = partial,
-                      .bias = once(weight(w.down_bias))});
+  linear_forward(stream, w, slab, LinearLayer::kDown, activation, partial);
   return {tensor(rows_.middle, slab), context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0))};
 }
 
-void BlockStack::weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last,
-                                 int first_bias, int last_bias) {
-  const bool accumulate = context_.parameters.accumulates(bucket);
-  context_.ops.matmul(stream, {.a = dy,
-                               .b = x,
-                               .transpose_a = true,
-                               .y = context_.parameters.gradient(first, last),
-                               .accumulate = accumulate});
-  if (first_bias < 0) return;
-  context_.ops.bias_backward(stream, dy, context_.parameters.gradient(first_bias, last_bias), accumulate);
+BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) {
+  switch (which) {
+    case LinearLayer::kQkv:
+      return {w.q, w.v, w.q_bias, w.v_bias};
+    case LinearLayer::kOutput:
+      return {w.o, w.o, w.o_bias, w.o_bias};
+    case LinearLayer::kUp:
+      return {w.gate, w.up, w.up_bias, w.up_bias};
+    case LinearLayer::kDown:
+      break;
+  }
+  return {w.down, w.down, w.down_bias, w.down_bias};
+}
+
+void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x,
+                                Tensor y) {
+  const LinearRows rows = rows_of(w, which);
+  // Partial products are summed over tensor ranks, so that one of them alone adds the bias.
+  const bool summed = which == LinearLayer::kOutput || which == LinearLayer::kDown;
+  const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
+  const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
+  linears_.forward(stream, w.bucket - 1, slab, which, x, context_.parameters.parameter(rows.first, rows.last),
+                   bias, y);
+}
+
+void BlockStack::input_gradient(Stream& stream, const Weights& w, LinearLayer which, Tensor dy, Tensor dx) {
+  const LinearRows rows = rows_of(w, which);
+  linears_.input_gradient(stream, w.bucket - 1, which, dy,
+                          context_.parameters.parameter(rows.first, rows.last), dx);
+}
+
+void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy,
+                                 Tensor x) {
+  const LinearRows rows = rows_of(w, which);
+  const bool accumulate = context_.parameters.accumulates(w.bucket);
+  linears_.weight_gradient(stream, slab, which, dy, x, context_.parameters.gradient(rows.first, rows.last),
+                           accumulate, later(slab));
+  if (rows.first_bias < 0) return;
+  context_.ops.bias_backward(stream, dy, context_.parameters.gradient(rows.first_bias, rows.last_bias),
+                             accumulate);
 }
 
 void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row,
@@ -205,20 +221,19 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
   const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.down_dy);
-  ops.matmul(stream, {.a = dy, .b = weight(w.down), .y = activation});
+  input_gradient(stream, w, LinearLayer::kDown, dy, activation);
   if (context_.shape.gated()) {
     ops.swiglu_backward(stream, inner, activation);
   } else {
     ops.gelu_backward(stream, inner, activation);
   }
-  if (!later(slab))
-    weight_gradient(stream, w.bucket, dy, activation, w.down, w.down, w.down_bias, w.down_bias);
-  ops.matmul(stream, {.a = inner, .b = context_.parameters.parameter(w.gate, w.up), .y = x_whole});
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation);
+  input_gradient(stream, w, LinearLayer::kUp, inner, x_whole);
   const Tensor dnormed = axis.reduce(stream, x_whole, x);
   norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
   const Tensor normed = axis.gather(stream, dnormed, x_whole);
-  if (!later(slab)) weight_gradient(stream, w.bucket, inner, normed, w.gate, w.up, w.up_bias, w.up_bias);
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, inner, normed);
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
@@ -231,8 +246,8 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
   const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.o_dy);
-  ops.matmul(stream, {.a = dy, .b = weight(w.o), .y = dout});
-  if (!later(slab)) weight_gradient(stream, w.bucket, dy, out, w.o, w.o, w.o_bias, w.o_bias);
+  input_gradient(stream, w, LinearLayer::kOutput, dy, dout);
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kOutput, dy, out);
   attention_.backward(stream, qkv, starts_, out, tensor(rows_.statistics, slab), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
@@ -241,12 +256,12 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
                            norm_gradient(w, slab, w.k_norm),
                            !later(slab) && context_.parameters.accumulates(w.bucket));
   }
-  ops.matmul(stream, {.a = dqkv, .b = context_.parameters.parameter(w.q, w.v), .y = x_whole});
+  input_gradient(stream, w, LinearLayer::kQkv, dqkv, x_whole);
   const Tensor dnormed = axis.reduce(stream, x_whole, x);
   norm_backward(stream, w, slab, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
                 tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
   const Tensor normed = axis.gather(stream, dnormed, x_whole);
-  if (!later(slab)) weight_gradient(stream, w.bucket, dqkv, normed, w.q, w.v, w.q_bias, w.v_bias);
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed);
 }
 
 void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx) {
@@ -270,11 +285,10 @@ void BlockStack::backward_weights(Stream& stream, int layer, int slab) {
       context_.ops.cast(stream, from, gradient(row));
     }
   }
-  weight_gradient(stream, w.bucket, kept(rows_.down_dy), kept(rows_.activation), w.down, w.down, w.down_bias,
-                  w.down_bias);
-  weight_gradient(stream, w.bucket, kept(rows_.inner), kept(rows_.up_x), w.gate, w.up, w.up_bias, w.up_bias);
-  weight_gradient(stream, w.bucket, kept(rows_.o_dy), kept(rows_.out), w.o, w.o, w.o_bias, w.o_bias);
-  weight_gradient(stream, w.bucket, kept(rows_.split_dqkv), kept(rows_.qkv_x), w.q, w.v, w.q_bias, w.v_bias);
+  weight_gradient(stream, w, slab, LinearLayer::kDown, kept(rows_.down_dy), kept(rows_.activation));
+  weight_gradient(stream, w, slab, LinearLayer::kUp, kept(rows_.inner), kept(rows_.up_x));
+  weight_gradient(stream, w, slab, LinearLayer::kOutput, kept(rows_.o_dy), kept(rows_.out));
+  weight_gradient(stream, w, slab, LinearLayer::kQkv, kept(rows_.split_dqkv), kept(rows_.qkv_x));
 }
 
 }  // namespace octet

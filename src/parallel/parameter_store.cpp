@@ -278,6 +278,7 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
 }
 
 void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars) {
+  ++version_;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket)) continue;
     BucketState& own = state(bucket);
@@ -317,6 +318,7 @@ void ParameterStore::gather(Stream& stream, int bucket) {
 }
 
 void ParameterStore::publish(Stream& stream) {
+  ++version_;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket) || slotted(bucket)) continue;
     const auto [begin, end] = optimizer_range(bucket);

@@ -91,6 +91,7 @@ class CpuDevice : public Device {
   std::int64_t memory_total() const override { return memory_total_; }
   std::int64_t memory_used() const override { return *used_; }
   double peak_flops() const override { return 0.0; }
+  int compute_capability() const override { return 0; }
 
   std::unique_ptr<Buffer> allocate(std::int64_t bytes, std::string_view purpose) override {
     return std::make_unique<CpuBuffer>(bytes, purpose, memory_total_, used_);

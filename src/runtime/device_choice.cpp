@@ -58,6 +58,25 @@ DeviceChoice open_device(const World& world, const Deck::Run& run) {
   return choice;
 }
 
+void check_fp8(const std::string& recipe, const std::string& device, int compute_capability) {
+  constexpr int kTensorScales = 89, kBlockScales = 90;
+  if (recipe == "none" || compute_capability == 0) return;
+  if (compute_capability < kTensorScales) {
+    fail(ErrorKind::kUsage,
+         "precision.fp8 = {}: {} (compute capability {}.{}) has no 8-bit float matrix units, which come with "
+         "8.9; "
+         "allowed here: none",
+         recipe, device, compute_capability / 10, compute_capability % 10);
+  }
+  if (recipe == "block" && compute_capability != kBlockScales) {
+    fail(ErrorKind::kUsage,
+         "precision.fp8 = block: cuBLASLt takes scales by blocks of 128 on compute capability 9.0; {} has "
+         "{}.{}; "
+         "allowed here: none, current, delayed",
+         device, compute_capability / 10, compute_capability % 10);
+  }
+}
+
 int cpu_threads(const World& world) {
   cpu_set_t cores;
   CPU_ZERO(&cores);

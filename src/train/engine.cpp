@@ -25,6 +25,13 @@ DType compute_type(const Deck& deck) {
   return deck.precision.compute == "bf16" ? DType::kBF16 : DType::kF32;
 }
 
+Fp8Recipe fp8_recipe(const Deck& deck) {
+  const std::string& name = deck.precision.fp8;
+  if (name == "current") return Fp8Recipe::kCurrent;
+  if (name == "delayed") return Fp8Recipe::kDelayed;
+  return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
+}
+
 std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared,
                                                 const char* name) {
   if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
@@ -70,12 +77,19 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(),
                  embedding_parameters_.get()},
       timer_);
-  const LayerContext context{shape_,       table_,
-                             *store_,      axis_,
-                             *context_,    timer_,
-                             *ops_,        compute,
-                             cut.micro,    cut.local_sequence(),
-                             cut.sequence, cut.mask_documents};
+  const LayerContext context{shape_,
+                             table_,
+                             *store_,
+                             axis_,
+                             *context_,
+                             timer_,
+                             *ops_,
+                             compute,
+                             cut.micro,
+                             cut.local_sequence(),
+                             cut.sequence,
+                             cut.mask_documents,
+                             fp8_recipe(deck_)};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);

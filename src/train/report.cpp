@@ -85,8 +85,12 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
       deck.model.family, deck.model.layers, deck.model.hidden, deck.model.heads, deck.model.kv_heads,
       deck.model.head_size, deck.model.mlp, deck.model.vocabulary, deck.model.tied ? " (tied)" : "",
       static_cast<double>(engine.table().parameters()) / 1e6);
-  text += fmt::format("  precision  {} compute; float32 masters, moments, gradient sums and softmax\n",
-                      deck.precision.compute);
+  const std::string fp8 =
+      deck.precision.fp8 == "none"
+          ? ""
+          : fmt::format(", linear layers of blocks in fp8 ({} scales)", deck.precision.fp8);
+  text += fmt::format("  precision  {} compute{}; float32 masters, moments, gradient sums and softmax\n",
+                      deck.precision.compute, fp8);
   text += fmt::format("  batch      {} samples of {} tokens a step: micro-batch {} × {} × data {}\n",
                       cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";

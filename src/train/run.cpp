@@ -271,6 +271,7 @@ int run_training(const World& world, const std::vector<std::string>& files,
   for (const std::string& line : environment_lines()) notes.push_back("environment " + line);
   DeviceChoice choice = open_device(world, deck.run);
   const Device& device = *choice.device;
+  world.together([&] { check_fp8(deck.precision.fp8, device.name(), device.compute_capability()); });
   const auto places = world.gather(fmt::format("{} {}", world.host(), device.name()));
   try {
     Trainer trainer(world, deck, *data, std::move(choice));

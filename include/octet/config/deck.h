@@ -45,6 +45,7 @@ struct Deck {
   } schedule;
   struct Precision {
     std::string compute = "bf16";  ///< fp32 | bf16
+    std::string fp8 = "none";      ///< none | current | delayed | block: linear layers of blocks
   } precision;
   struct Memory {
     std::string recompute = "none";    ///< none | selective | block

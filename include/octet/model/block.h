@@ -4,30 +4,11 @@
 #include <vector>
 
 #include "octet/model/activation_table.h"
+#include "octet/model/block_linears.h"
 #include "octet/model/context_attention.h"
-#include "octet/model/parameter_access.h"
-#include "octet/model/parameter_table.h"
-#include "octet/model/tensor_axis.h"
-#include "octet/ops/ops.h"
+#include "octet/model/layer_context.h"
 
 namespace octet {
-
-/// What every layer of a network works with.
-struct LayerContext {
-  const ModelShape& shape;
-  const ParameterTable& table;
-  ParameterAccess& parameters;
-  TensorAxis& tensor;
-  Communicator& context;
-  StreamTimer& timer;
-  Ops& ops;
-  DType compute = DType::kF32;
-  std::int64_t batch = 0, sequence = 0;  ///< a micro-batch on this rank: samples, and tokens of each
-  std::int64_t positions = 0;            ///< tokens of a whole sample
-  bool documents_apart = false;          ///< documents of a sample do not see one another
-
-  std::int64_t tokens() const { return batch * sequence; }
-};
 
 /// The residual stream between blocks: its value is residual + delta, added by the next norm in the same
 /// pass. delta may be empty.
@@ -117,15 +98,20 @@ class BlockStack {
                      Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
   void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
+  /// A linear layer's rows of the parameter table, first and last: q … v and gate … up are one matrix each.
+  struct LinearRows {
+    int first, last, first_bias, last_bias;
+  };
+  static LinearRows rows_of(const Weights& w, LinearLayer which);
+  void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, Tensor y);
+  void input_gradient(Stream& stream, const Weights& w, LinearLayer which, Tensor dy, Tensor dx);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
-  void weight_gradient(Stream& stream, int bucket, Tensor dy, Tensor x, int first, int last, int first_bias,
-                       int last_bias);
-  /// A bias behind a row-split product is added by one tensor rank only, since the products are summed.
-  Tensor once(Tensor bias) const { return context_.tensor.rank() == 0 ? bias : Tensor{}; }
+  void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x);
 
   LayerContext context_;
   HeadLayout heads_;
   ContextAttention attention_;
+  BlockLinears linears_;
   ActivationTable activations_;
   Rows rows_{};
   std::vector<Weights> weights_;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "octet/base/tensor.h"
 #include "octet/runtime/device.h"
 
@@ -14,6 +16,8 @@ class ParameterAccess {
   /// begin_backward of the bucket and the next bucket's.
   virtual Tensor parameter(int first, int last) = 0;
   Tensor parameter(int row) { return parameter(row, row); }
+  /// Changes whenever parameters may have.
+  virtual std::int64_t version() const = 0;
   /// Where to write the gradient, float32. Valid from begin_backward to finish_backward.
   virtual Tensor gradient(int first, int last) = 0;
   Tensor gradient(int row) { return gradient(row, row); }

@@ -61,6 +61,7 @@ class ParameterStore final : public ParameterAccess {
   /// What follows belongs to micro-batch `index` of the step; each bucket meets them in rising order.
   void begin_micro_batch(int index) { micro_batch_ = index; }
   Tensor parameter(int first, int last) override;
+  std::int64_t version() const override { return version_; }
   Tensor gradient(int first, int last) override;
   bool accumulates(int bucket) const override;
   void begin_forward(Stream& stream, int bucket) override;
@@ -163,6 +164,7 @@ class ParameterStore final : public ParameterAccess {
   ZeroStage stage_;
   int micro_batches_;
   int micro_batch_ = 0;
+  std::int64_t version_ = 0;
   StoreRanks ranks_;
   StreamTimer& timer_;
   std::unique_ptr<Stream> reduce_stream_, gather_stream_;

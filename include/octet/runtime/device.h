@@ -60,6 +60,8 @@ class Device {
   virtual std::int64_t memory_used() const = 0;
   /// Dense bf16 FLOP/s that MFU is taken against; 0 where unknown.
   virtual double peak_flops() const = 0;
+  /// Compute capability of a GPU, such as 90 for 9.0; 0 for the CPU, which multiplies all types.
+  virtual int compute_capability() const = 0;
 
   /// `bytes` of zeroed memory, aligned to 256 bytes. Throws Error(kDevice) that names `purpose` and the size.
   virtual std::unique_ptr<Buffer> allocate(std::int64_t bytes, std::string_view purpose) = 0;

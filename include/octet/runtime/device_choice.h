@@ -25,6 +25,10 @@ struct DeviceChoice {
 /// none.
 DeviceChoice open_device(const World& world, const Deck::Run& run);
 
+/// Throws Error(kUsage) where a GPU of this name and compute capability (0: the CPU) lacks the matrix units
+/// that precision.fp8 = `recipe` takes.
+void check_fp8(const std::string& recipe, const std::string& device, int compute_capability);
+
 /// Threads for a rank's matrix products on the CPU: its share of the cores, at least one.
 int cpu_threads(const World& world);
 

@@ -160,6 +160,7 @@ class CudaDevice final : public Device {
     return now.total - now.available;
   }
   double peak_flops() const override { return peak_flops_; }
+  int compute_capability() const override { return 10 * properties_.major + properties_.minor; }
 
   std::unique_ptr<Buffer> allocate(std::int64_t bytes, std::string_view purpose) override {
     return std::make_unique<CudaBuffer>(ordinal_, bytes, purpose);

@@ -1,0 +1,115 @@
+#include "octet/model/block_linears.h"
+
+#include <algorithm>
+
+namespace octet {
+
+BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads, int slabs, Arena& scratch)
+    : context_(context), slabs_(slabs), scratch_(scratch) {
+  if (!fp8()) return;
+  const ModelShape& shape = context.shape;
+  const std::int64_t t = context.tokens(), h = shape.hidden, f = shape.mlp / context.tensor.size();
+  const std::int64_t inner = shape.gated() ? 2 * f : f, q = heads.query(), packed = heads.packed();
+  const std::int64_t weight = std::max({packed * h, h * q, inner * h, h * f});
+  input_ = reserve(scratch, t, std::max({h, q, f}));
+  weight_ = reserve(scratch, 1, weight);
+  gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
+  turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
+  weights_seen_.assign(static_cast<std::size_t>(shape.layers), std::vector<std::int64_t>(kLinearLayers, -1));
+  largest_ = scratch.reserve(DType::kF32, gradient_row() + 1, 1);
+}
+
+BlockLinears::Place BlockLinears::reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const {
+  const std::int64_t size = rows * cols;
+  // At most one scale for 128 elements, and rounding up of one side to 4.
+  const std::int64_t scales = by_tensor() ? 1 : size / 128 + 4 * (rows + cols);
+  return {scratch.reserve(DType::kE4M3, 1, size), scratch.reserve(DType::kF32, 1, scales)};
+}
+
+BlockLinears::Operand BlockLinears::operand(const Place& place, DType type, std::int64_t rows,
+                                            std::int64_t cols, ScaleCut cut) const {
+  if (by_tensor()) cut = ScaleCut::kTensor;
+  const Tensor shape = scale_shape(cut, rows, cols);
+  const Tensor codes = scratch_.tensor(place.codes).range(0, rows * cols);
+  return {{codes.data, type, rows, cols},
+          {scratch_.tensor(place.scales).range(0, shape.size()).reshape(shape.rows, shape.cols), cut}};
+}
+
+void BlockLinears::quantize(Stream& stream, Tensor from, int row, bool measure, const Operand* straight,
+                            const Operand* turned) {
+  Quantize args;
+  args.from = from;
+  if (by_tensor()) {
+    args.largest = largest(row);
+    if (measure) context_.ops.largest_magnitude(stream, from, args.largest);
+  }
+  if (straight != nullptr) {
+    args.codes = straight->codes;
+    args.scales = straight->scales;
+  }
+  if (turned != nullptr) {
+    args.transposed = turned->codes;
+    args.transposed_scales = turned->scales;
+  }
+  context_.ops.quantize(stream, args);
+}
+
+void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y,
+                            bool accumulate) {
+  Matmul args;
+  args.a = a.codes;
+  args.a_scales = a.scales;
+  args.b = b.codes;
+  args.b_scales = b.scales;
+  args.transpose_b = true;
+  args.bias = bias;
+  args.y = y;
+  args.accumulate = accumulate;
+  context_.ops.matmul(stream, args);
+}
+
+void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, Tensor x, Tensor w,
+                           Tensor bias, Tensor y) {
+  if (!fp8()) {
+    context_.ops.matmul(stream, {.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias});
+    return;
+  }
+  const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
+  const Operand weight = operand(weight_, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
+  std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
+  const bool changed = seen != context_.parameters.version();
+  seen = context_.parameters.version();
+  quantize(stream, x, input_row(slab, which), true, &input, nullptr);
+  quantize(stream, w, weight_row(layer, which), changed, &weight, nullptr);
+  multiply(stream, input, weight, bias, y, false);
+}
+
+void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, Tensor dy, Tensor w,
+                                  Tensor dx) {
+  if (!fp8()) {
+    context_.ops.matmul(stream, {.a = dy, .b = w, .y = dx});
+    return;
+  }
+  const DType type = gradient_type();
+  const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
+  const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
+  const Operand weight = operand(weight_, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
+  quantize(stream, dy, gradient_row(), true, &gradient, &turned);
+  quantize(stream, w, weight_row(layer, which), false, nullptr, &weight);
+  multiply(stream, gradient, weight, {}, dx, false);
+}
+
+void BlockLinears::weight_gradient(Stream& stream, int slab, LinearLayer which, Tensor dy, Tensor x,
+                                   Tensor dw, bool accumulate, bool later) {
+  if (!fp8()) {
+    context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate});
+    return;
+  }
+  const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
+  const Operand input = operand(input_, DType::kE4M3, x.cols, x.rows, ScaleCut::kRow128);
+  if (later) quantize(stream, dy, gradient_row(), true, nullptr, &turned);
+  quantize(stream, x, input_row(slab, which), false, nullptr, &input);
+  multiply(stream, turned, input, {}, dw, accumulate);
+}
+
+}  // namespace octet

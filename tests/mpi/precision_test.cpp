@@ -1,0 +1,186 @@
+// Linear layers in 8 bits: the same training as in bfloat16, and alike in every layout.
+#include "support/training_support.h"
+
+namespace octet::test {
+namespace {
+
+/// Sizes that every recipe takes, cut over two tensor ranks too.
+Deck fp8_deck(const std::string& recipe) {
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  deck.model.hidden = 128;
+  deck.model.head_size = 64;
+  deck.model.mlp = 256;
+  deck.batch.sequence = 128;
+  deck.precision.compute = "bf16";
+  deck.precision.fp8 = recipe;
+  return deck;
+}
+
+/// Mostly the next number: the loss falls well below ln 256.
+Samples learnable(const Deck& deck, std::uint64_t seed) {
+  Samples samples = random_samples(deck.batch.global, deck.batch.sequence, deck.model.vocabulary, seed);
+  for (auto& tokens : samples.tokens) {
+    for (std::size_t i = 1; i < tokens.size(); ++i)
+      tokens[i] = tokens[i] % 4 == 0 ? tokens[i] : (tokens[i - 1] + 1) % 256;
+  }
+  return samples;
+}
+
+struct Curve {
+  std::vector<double> losses;
+  Tensors gradients;  ///< of the first step
+};
+
+Curve train(MPI_Comm ranks, const Deck& deck, int steps) {
+  Session session(ranks, deck);
+  Curve curve;
+  for (int step = 0; step < steps; ++step) {
+    curve.losses.push_back(session.step(learnable(deck, 700 + static_cast<std::uint64_t>(step))).loss);
+    if (step == 0) curve.gradients = session.gather(session.engine().store().gradient_boxes());
+  }
+  return curve;
+}
+
+double worst_difference(const Curve& a, const Curve& b) {
+  double worst = 0.0;
+  for (std::size_t i = 0; i < b.losses.size(); ++i)
+    worst = std::max(worst, std::abs(a.losses[i] - b.losses[i]) / b.losses[i]);
+  return worst;
+}
+
+class Fp8 : public testing::Test {
+ protected:
+  void SetUp() override { MPI_Comm_size(MPI_COMM_WORLD, &ranks_); }
+  int ranks_ = 1;
+
+  static void expect_like_bf16(const std::string& device) {
+    Deck deck = fp8_deck("none");
+    deck.run.device = device;
+    const Curve wide = train(MPI_COMM_SELF, deck, 12);
+    EXPECT_LT(wide.losses.back(), 0.85 * wide.losses.front());
+    for (const char* recipe : {"current", "block"}) {
+      SCOPED_TRACE(recipe);
+      deck.precision.fp8 = recipe;
+      const Curve narrow = train(MPI_COMM_SELF, deck, 12);
+      EXPECT_LT(worst_difference(narrow, wide), 1e-2);
+      EXPECT_NE(narrow.losses, wide.losses);  // something was done in 8 bits
+      for (const auto& [name, values] : wide.gradients)
+        EXPECT_LT(relative_difference(narrow.gradients.at(name), values), 0.15) << name;
+    }
+  }
+
+  void expect_alike_in_every_layout(const std::string& device) const {
+    for (const char* recipe : {"current", "block"}) {
+      Deck deck = fp8_deck(recipe);
+      deck.run.device = device;
+      deck.batch.micro = 8;
+      const Curve expected = train(MPI_COMM_SELF, deck, 4);
+      for (const Deck& layout : layouts(deck)) {
+        const auto& p = layout.parallel;
+        SCOPED_TRACE(fmt::format("{}: tensor {} context {} pipeline {} ({}) ZeRO {}", recipe, p.tensor,
+                                 p.context, p.pipeline, p.schedule, p.zero));
+        const Curve found = train(MPI_COMM_WORLD, layout, 4);
+        EXPECT_LT(worst_difference(found, expected), 2e-3);
+        for (const auto& [name, values] : expected.gradients)
+          EXPECT_LT(relative_difference(found.gradients.at(name), values), 0.1) << name;
+      }
+    }
+  }
+
+ private:
+  /// One of each kind that the ranks allow.
+  std::vector<Deck> layouts(Deck deck) const {
+    deck.batch.micro = 1;
+    deck.parallel.zero = 3;
+    std::vector<Deck> result;
+    if (ranks_ <= 4) result.push_back(deck);
+    if (ranks_ == 1) {
+      deck.memory.recompute = "block";
+      result.push_back(deck);
+      return result;
+    }
+    const int data = ranks_ / 2;
+    if (8 % data != 0) return result;
+    Deck tensor = deck;
+    tensor.parallel.tensor = 2;
+    tensor.parallel.sequence = true;
+    tensor.batch.micro = 2;
+    result.push_back(tensor);
+    Deck pipeline = deck;
+    pipeline.parallel.pipeline = 2;
+    pipeline.parallel.schedule = "zero_bubble";
+    pipeline.parallel.zero = 2;
+    result.push_back(pipeline);
+    Deck context = deck;
+    context.parallel.context = 2;
+    context.batch.micro = 2;
+    result.push_back(context);
+    return result;
+  }
+};
+
+TEST_F(Fp8, TrainsLikeBf16) {
+  if (ranks_ > 1) GTEST_SKIP() << "for one rank";
+  expect_like_bf16("cpu");
+}
+
+TEST_F(Fp8, EveryLayoutGivesTheSameCurve) {
+  expect_alike_in_every_layout("cpu");
+}
+
+TEST_F(Fp8, CudaTrainsLikeBf16) {
+  if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
+  expect_like_bf16("cuda");
+}
+
+TEST_F(Fp8, CudaEveryLayoutGivesTheSameCurve) {
+  if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
+  expect_alike_in_every_layout("cuda");
+}
+
+TEST_F(Fp8, SizesThatMatrixUnitsDoNotTakeAreRefusedWithTheNearest) {
+  const auto message = [&](Deck deck) -> std::string {
+    try {
+      resolve_deck(deck, ranks_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return error.what();
+    }
+    return "accepted";
+  };
+  Deck deck = fp8_deck("current");
+  EXPECT_EQ(message(deck), "accepted");
+  deck.model.mlp = 168;
+  EXPECT_NE(message(deck).find("model.mlp / tensor = 168 must be a multiple of 16; nearest: 160 or 176"),
+            std::string::npos)
+      << message(deck);
+  deck = fp8_deck("block");
+  deck.model.hidden = 192;
+  EXPECT_NE(message(deck).find("nearest: 128 or 256"), std::string::npos) << message(deck);
+  deck = fp8_deck("current");
+  deck.precision.compute = "fp32";
+  EXPECT_NE(message(deck).find("needs precision.compute = bf16"), std::string::npos) << message(deck);
+}
+
+TEST_F(Fp8, GpuWithoutThoseUnitsIsRefusedByName) {
+  check_fp8("none", "NVIDIA A100", 80);
+  check_fp8("block", "NVIDIA H200", 90);
+  check_fp8("current", "some processor", 0);
+  const auto message = [](const char* recipe, const char* device, int capability) -> std::string {
+    try {
+      check_fp8(recipe, device, capability);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(message("current", "NVIDIA A100", 80).find("NVIDIA A100 (compute capability 8.0) has no 8-bit"),
+            std::string::npos);
+  EXPECT_NE(message("block", "NVIDIA L40S", 89).find("allowed here: none, current, delayed"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace octet::test
