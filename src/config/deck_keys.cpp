@@ -115,6 +115,8 @@ std::vector<DeckKey> optimizer_keys() {
           OCTET_KEY(precision.fp8), {"none", "current", "delayed", "block"},
           "8-bit products of the blocks' linear layers, scaled by matrix (from its largest magnitude now, or "
           "in earlier steps) or by blocks of 128; all else as precision.compute = bf16"),
+      count(OCTET_KEY(precision.fp8_history), between(1, 1024),
+            "delayed: steps whose largest magnitudes make a scale"),
       choice(OCTET_KEY(memory.recompute), {"none", "selective", "block"},
              "none, selective: backward kernels rebuild norm outputs and MLP activations at no cost, all "
              "else is kept; "

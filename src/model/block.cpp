@@ -174,8 +174,8 @@ void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, Lin
                                  Tensor x) {
   const LinearRows rows = rows_of(w, which);
   const bool accumulate = context_.parameters.accumulates(w.bucket);
-  linears_.weight_gradient(stream, slab, which, dy, x, context_.parameters.gradient(rows.first, rows.last),
-                           accumulate, later(slab));
+  linears_.weight_gradient(stream, w.bucket - 1, slab, which, dy, x,
+                           context_.parameters.gradient(rows.first, rows.last), accumulate, later(slab));
   if (rows.first_bias < 0) return;
   context_.ops.bias_backward(stream, dy, context_.parameters.gradient(rows.first_bias, rows.last_bias),
                              accumulate);

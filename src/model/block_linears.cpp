@@ -16,7 +16,26 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
   gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   weights_seen_.assign(static_cast<std::size_t>(shape.layers), std::vector<std::int64_t>(kLinearLayers, -1));
-  largest_ = scratch.reserve(DType::kF32, gradient_row() + 1, 1);
+  const std::int64_t rows =
+      delayed() ? shape.layers * kLinearLayers * kRoles : kLinearLayers * (slabs + shape.layers) + 1;
+  largest_ = scratch.reserve(DType::kF32, rows, 1);
+  if (!delayed()) return;
+  seen_ = scratch.reserve(DType::kF32, rows, 1);
+  history_ = scratch.reserve(DType::kF32, rows, context.fp8_history);
+}
+
+int BlockLinears::row_of(Role role, int layer, int slab, LinearLayer which) const {
+  const int linear = static_cast<int>(which), layers = static_cast<int>(context_.shape.layers);
+  if (delayed()) return (layer * kLinearLayers + linear) * kRoles + static_cast<int>(role);
+  switch (role) {
+    case Role::kInput:
+      return slab * kLinearLayers + linear;
+    case Role::kWeight:
+      return (slabs_ + layer) * kLinearLayers + linear;
+    case Role::kGradient:
+      break;
+  }
+  return (slabs_ + layers) * kLinearLayers;
 }
 
 BlockLinears::Place BlockLinears::reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const {
@@ -40,8 +59,9 @@ void BlockLinears::quantize(Stream& stream, Tensor from, int row, bool measure, 
   Quantize args;
   args.from = from;
   if (by_tensor()) {
-    args.largest = largest(row);
-    if (measure) context_.ops.largest_magnitude(stream, from, args.largest);
+    args.largest = scratch_.tensor(largest_).row_range(row, 1);
+    if (measure && !remembers_) context_.ops.largest_magnitude(stream, from, args.largest);
+    if (delayed()) args.seen = seen().row_range(row, 1);
   }
   if (straight != nullptr) {
     args.codes = straight->codes;
@@ -79,8 +99,8 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
   std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
   const bool changed = seen != context_.parameters.version();
   seen = context_.parameters.version();
-  quantize(stream, x, input_row(slab, which), true, &input, nullptr);
-  quantize(stream, w, weight_row(layer, which), changed, &weight, nullptr);
+  quantize(stream, x, row_of(Role::kInput, layer, slab, which), true, &input, nullptr);
+  quantize(stream, w, row_of(Role::kWeight, layer, slab, which), changed, &weight, nullptr);
   multiply(stream, input, weight, bias, y, false);
 }
 
@@ -94,22 +114,37 @@ void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, 
   const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
   const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand weight = operand(weight_, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
-  quantize(stream, dy, gradient_row(), true, &gradient, &turned);
-  quantize(stream, w, weight_row(layer, which), false, nullptr, &weight);
+  quantize(stream, dy, row_of(Role::kGradient, layer, 0, which), true, &gradient, &turned);
+  quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &weight);
   multiply(stream, gradient, weight, {}, dx, false);
 }
 
-void BlockLinears::weight_gradient(Stream& stream, int slab, LinearLayer which, Tensor dy, Tensor x,
-                                   Tensor dw, bool accumulate, bool later) {
+void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
+                                   Tensor x, Tensor dw, bool accumulate, bool later) {
   if (!fp8()) {
     context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate});
     return;
   }
   const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand input = operand(input_, DType::kE4M3, x.cols, x.rows, ScaleCut::kRow128);
-  if (later) quantize(stream, dy, gradient_row(), true, nullptr, &turned);
-  quantize(stream, x, input_row(slab, which), false, nullptr, &input);
+  if (later) quantize(stream, dy, row_of(Role::kGradient, layer, slab, which), true, nullptr, &turned);
+  quantize(stream, x, row_of(Role::kInput, layer, slab, which), false, nullptr, &input);
   multiply(stream, turned, input, {}, dw, accumulate);
+}
+
+void BlockLinears::begin_step(Stream& stream) {
+  if (delayed()) context_.ops.fill(stream, seen(), 0.0f);
+}
+
+void BlockLinears::finish_step(Stream& stream, const StepScalars* scalars) {
+  if (!delayed()) return;
+  context_.ops.remember_largest(stream, seen(), history(), scratch_.tensor(largest_), scalars);
+  remembers_ = true;
+}
+
+void BlockLinears::restored(Stream& stream) {
+  context_.ops.remember_largest(stream, {}, history(), scratch_.tensor(largest_), nullptr);
+  remembers_ = true;
 }
 
 }  // namespace octet

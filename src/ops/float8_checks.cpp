@@ -64,4 +64,10 @@ void check_float8(const Quantize& args) {
   OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
 }
 
+void check_history(const Tensor& seen, const Tensor& history, const Tensor& largest) {
+  OCTET_ASSERT(history.dtype == DType::kF32 && history.cols > 0);
+  OCTET_ASSERT(largest.dtype == DType::kF32 && largest.size() == history.rows);
+  OCTET_ASSERT(!seen || (seen.dtype == DType::kF32 && seen.size() == history.rows));
+}
+
 }  // namespace octet

@@ -7,5 +7,6 @@ namespace octet {
 /// Assert what ops.h asks of 8-bit operands.
 void check_float8(const Matmul& args);
 void check_float8(const Quantize& args);
+void check_history(const Tensor& seen, const Tensor& history, const Tensor& largest);
 
 }  // namespace octet

@@ -89,7 +89,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              cut.local_sequence(),
                              cut.sequence,
                              cut.mask_documents,
-                             fp8_recipe(deck_)};
+                             fp8_recipe(deck_),
+                             deck_.precision.fp8_history};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);
@@ -211,6 +212,7 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   auto* scalars = static_cast<StepScalars*>(memory.data);
   device_.zero(*stream_, scalars, kSummedBytes);
   store_->begin_step(*stream_);
+  network_->linears().begin_step(*stream_);
   std::vector<DeviceBatch> uploaded;
   for (const MicroBatch& batch : batches)
     uploaded.push_back(upload(batch, static_cast<int>(uploaded.size())));
@@ -222,9 +224,12 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   const auto beta1 = static_cast<float>(optimizer.beta1), beta2 = static_cast<float>(optimizer.beta2);
   timer_.begin(*stream_);
   everyone_->all_reduce(*stream_, {scalars, DType::kF64, 1, 3}, ReduceOp::kSum);
+  BlockLinears& linears = network_->linears();
+  if (linears.delayed()) everyone_->all_reduce(*stream_, linears.seen(), ReduceOp::kMax);
   timer_.end(*stream_);
   ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1,
                     beta2);
+  linears.finish_step(*stream_, scalars);
   store_->update(
       *stream_,
       {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)},

@@ -59,7 +59,7 @@ class Fp8 : public testing::Test {
     deck.run.device = device;
     const Curve wide = train(MPI_COMM_SELF, deck, 12);
     EXPECT_LT(wide.losses.back(), 0.85 * wide.losses.front());
-    for (const char* recipe : {"current", "block"}) {
+    for (const char* recipe : {"current", "delayed", "block"}) {
       SCOPED_TRACE(recipe);
       deck.precision.fp8 = recipe;
       const Curve narrow = train(MPI_COMM_SELF, deck, 12);
@@ -71,7 +71,7 @@ class Fp8 : public testing::Test {
   }
 
   void expect_alike_in_every_layout(const std::string& device) const {
-    for (const char* recipe : {"current", "block"}) {
+    for (const char* recipe : {"current", "delayed", "block"}) {
       Deck deck = fp8_deck(recipe);
       deck.run.device = device;
       deck.batch.micro = 8;

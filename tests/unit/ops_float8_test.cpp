@@ -271,6 +271,25 @@ TEST_P(Float8Test, ProductEqualsTheSumOfWhatTheCodesStandFor) {
   }
 }
 
+TEST_P(Float8Test, LargestOfTheLastStepsIsRememberedUnlessAStepWasSkipped) {
+  Workbench bench = this->bench();
+  constexpr int kRows = 300, kSteps = 3;
+  const Tensor history = bench.put_float(Matrix(kRows, kSteps)), largest = bench.blank_float(kRows, 1);
+  std::vector<Matrix> steps;
+  for (const auto& [updates, skip] : {std::pair{1, 0}, {2, 0}, {3, 0}, {3, 1}, {4, 0}}) {
+    const Matrix seen = random(kRows, 1);
+    if (skip == 0) steps.push_back(seen);
+    StepScalars* const scalars = bench.put_scalars({.skip = skip, .updates = updates});
+    bench.ops().remember_largest(bench.stream(), bench.put_float(seen), history, largest, scalars);
+  }
+  const Matrix remembered = bench.get(largest);
+  for (int row = 0; row < kRows; ++row)
+    EXPECT_EQ(remembered(row, 0), std::max({steps[1](row, 0), steps[2](row, 0), steps[3](row, 0)})) << row;
+  bench.ops().fill(bench.stream(), largest, -1.0f);
+  bench.ops().remember_largest(bench.stream(), {}, history, largest, nullptr);
+  EXPECT_EQ(bench.get(largest).values, remembered.values);
+}
+
 OCTET_TEST_BACKENDS_BF16(Float8Test);
 
 }  // namespace

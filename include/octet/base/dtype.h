@@ -79,18 +79,23 @@ struct Float8 {
 
   Float8() = default;
   explicit Float8(float value) {
-    const auto sign = static_cast<std::uint8_t>(std::signbit(value) ? 0x80 : 0);
-    const float magnitude = std::fabs(value);
-    if (std::isnan(magnitude)) {
+    std::uint32_t word;
+    std::memcpy(&word, &value, sizeof word);
+    const std::uint32_t magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
       bits = 0x7f;
       return;
     }
-    int exponent = 1 - kBias;  // of subnormals and the smallest normals
-    if (magnitude >= std::ldexp(1.0f, exponent)) exponent = std::min(std::ilogb(magnitude), 127);
+    // Subnormals share the exponent of the smallest normals.
+    const int exponent = std::clamp(static_cast<int>(magnitude >> 23) - 127, 1 - kBias, 127 - kBias);
+    // In units of the last mantissa bit; adding 1.5 · 2^23 rounds to an integer.
+    constexpr float kRound = 12582912.0f;
+    const float steps =
+        std::min(std::fabs(value) * power_of_two(kMantissa - exponent), 4096.0f) + kRound - kRound;
     // A mantissa that rounds up to the next power of two carries into the exponent.
-    const float steps = std::nearbyint(std::ldexp(magnitude, kMantissa - exponent));
-    const float code = steps + std::ldexp(static_cast<float>(exponent + kBias - 1), kMantissa);
-    bits = static_cast<std::uint8_t>(sign | static_cast<std::uint8_t>(std::min<float>(code, kLargest)));
+    const int code = static_cast<int>(steps) + (exponent + kBias - 1) * (1 << kMantissa);
+    bits = static_cast<std::uint8_t>((word >> 24 & 0x80u) |
+                                     std::min<unsigned>(static_cast<unsigned>(code), kLargest));
   }
   explicit operator float() const {
     const int exponent = (bits & 0x7f) >> kMantissa, mantissa = bits & ((1 << kMantissa) - 1);
@@ -99,6 +104,14 @@ struct Float8 {
                                                  exponent - kBias - kMantissa);
     if ((bits & 0x7f) > kLargest) magnitude = std::numeric_limits<float>::quiet_NaN();
     return (bits & 0x80) != 0 ? -magnitude : magnitude;
+  }
+
+ private:
+  static float power_of_two(int exponent) {
+    const std::uint32_t word = static_cast<std::uint32_t>(exponent + 127) << 23;
+    float power;
+    std::memcpy(&power, &word, sizeof power);
+    return power;
   }
 };
 using E4M3 = Float8<3, 7, 0x7e>;   ///< up to 448; 2^-6 is the smallest normal value

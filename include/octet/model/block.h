@@ -31,6 +31,7 @@ class BlockStack {
              Arena& scratch);
 
   const ContextAttention& attention() const { return attention_; }
+  BlockLinears& linears() { return linears_; }
   /// Positions and starts (int32 [1, tokens], see MicroBatch) of the present micro-batch; the rotation table
   /// for rotary models.
   void set_batch(Tensor positions, Tensor starts, Tensor rope_table) {

@@ -27,10 +27,25 @@ class BlockLinears {
   void input_gradient(Stream& stream, int layer, LinearLayer which, Tensor dy, Tensor w, Tensor dx);
   /// dw (+)= dyᵀ·x. After forward() with this x in this slab. `dy` is what the last input_gradient() had,
   /// unless `later`.
-  void weight_gradient(Stream& stream, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
+  void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
                        bool accumulate, bool later);
 
+  /// Whether scales come from earlier steps. Then, in every step: begin_step(); seen() is to be made the
+  /// largest over all ranks; finish_step().
+  bool delayed() const { return context_.fp8 == Fp8Recipe::kDelayed; }
+  void begin_step(Stream& stream);
+  Tensor seen() const { return scratch_.tensor(seen_); }
+  void finish_step(Stream& stream, const StepScalars* scalars);
+  /// Largest magnitudes in earlier steps, float32 [layers · 12, steps], of each linear layer's input, weight
+  /// and output gradient: state of the run.
+  Tensor history() const { return scratch_.tensor(history_); }
+  /// After history() was filled from a checkpoint; nothing there is the beginning of a run, whose first step
+  /// is scaled from its own magnitudes.
+  void restored(Stream& stream);
+
  private:
+  enum class Role { kInput, kWeight, kGradient };
+  static constexpr int kRoles = 3;
   /// Place of 8-bit copies, with their scales.
   struct Place {
     int codes = -1, scales = -1;
@@ -45,14 +60,12 @@ class BlockLinears {
   Place reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const;
   /// The copy of a [rows, cols] matrix in a place.
   Operand operand(const Place& place, DType type, std::int64_t rows, std::int64_t cols, ScaleCut cut) const;
-  Tensor largest(int row) const { return scratch_.tensor(largest_).row_range(row, 1); }
-  int input_row(int slab, LinearLayer which) const { return kLinearLayers * slab + static_cast<int>(which); }
-  int weight_row(int layer, LinearLayer which) const {
-    return kLinearLayers * (slabs_ + layer) + static_cast<int>(which);
-  }
-  int gradient_row() const { return kLinearLayers * (slabs_ + static_cast<int>(weights_seen_.size())); }
-  /// Makes the 8-bit copies of `from` that are asked for. `row`: of its largest magnitude; with `measure`
-  /// that is found first.
+  /// Where the largest magnitude of an operand is kept: with scales from earlier steps for each layer; else
+  /// of inputs for each slab, since the backward pass takes it again, of weights for each layer, and of the
+  /// one gradient at work.
+  int row_of(Role role, int layer, int slab, LinearLayer which) const;
+  /// Makes the 8-bit copies of `from` that are asked for. With `measure` its largest magnitude is found
+  /// first, unless it comes from earlier steps.
   void quantize(Stream& stream, Tensor from, int row, bool measure, const Operand* straight,
                 const Operand* turned);
   void multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y, bool accumulate);
@@ -61,7 +74,8 @@ class BlockLinears {
   int slabs_ = 0;
   Arena& scratch_;
   Place input_, weight_, gradient_, turned_gradient_;
-  int largest_ = -1;
+  int largest_ = -1, seen_ = -1, history_ = -1;
+  bool remembers_ = false;  ///< history is not empty
   /// Of each layer's weights: the version whose largest magnitude is known.
   std::vector<std::vector<std::int64_t>> weights_seen_;
 };

@@ -29,6 +29,7 @@ struct LayerContext {
   std::int64_t positions = 0;            ///< tokens of a whole sample
   bool documents_apart = false;          ///< documents of a sample do not see one another
   Fp8Recipe fp8 = Fp8Recipe::kNone;
+  std::int64_t fp8_history = 1;  ///< kDelayed: steps that are remembered
 
   std::int64_t tokens() const { return batch * sequence; }
 };

@@ -43,6 +43,7 @@ class Network {
                 StepScalars* scalars);
 
   Workload workload() const;
+  BlockLinears& linears() { return blocks_.linears(); }
 
  private:
   int slab(int chunk, int layer, int slot) const;

@@ -184,6 +184,11 @@ class Ops {
   /// largest[0] = the largest magnitude in x (bfloat16), NaNs passed over; float32 [1, 1].
   virtual void largest_magnitude(Stream& stream, Tensor x, Tensor largest) = 0;
   virtual void quantize(Stream& stream, const Quantize& args) = 0;
+  /// After finish_step: where `seen` is given and the step was not skipped, history[i, (updates - 1) mod
+  /// steps] = seen[i]. Then largest[i] = the largest of row i. history: float32 [n, steps]; seen, largest:
+  /// [n, 1].
+  virtual void remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
+                                const StepScalars* scalars) = 0;
 
   virtual void norm_forward(Stream& stream, const NormForward& args) = 0;
   virtual void norm_backward(Stream& stream, const NormBackward& args) = 0;

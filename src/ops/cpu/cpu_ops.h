@@ -18,6 +18,8 @@ class CpuOps : public Ops {
   void matmul(Stream& stream, const Matmul& args) override;
   void largest_magnitude(Stream& stream, Tensor x, Tensor largest) override;
   void quantize(Stream& stream, const Quantize& args) override;
+  void remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
+                        const StepScalars* scalars) override;
 
   void norm_forward(Stream& stream, const NormForward& args) override;
   void norm_backward(Stream& stream, const NormBackward& args) override;

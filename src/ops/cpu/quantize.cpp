@@ -76,4 +76,15 @@ void CpuOps::quantize(Stream&, const Quantize& args) {
               [&](std::int64_t row, std::int64_t col) { return static_cast<float>(from[col * cols + row]); });
 }
 
+void CpuOps::remember_largest(Stream&, Tensor seen, Tensor history, Tensor largest,
+                              const StepScalars* scalars) {
+  check_history(seen, history, largest);
+  const std::int64_t steps = history.cols;
+  for (std::int64_t i = 0; i < history.rows; ++i) {
+    float* const row = history.as<float>() + i * steps;
+    if (seen && scalars->skip == 0) row[(scalars->updates - 1) % steps] = seen.as<float>()[i];
+    largest.as<float>()[i] = *std::max_element(row, row + steps);
+  }
+}
+
 }  // namespace octet

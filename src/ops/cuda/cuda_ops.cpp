@@ -100,6 +100,12 @@ void CudaOps::quantize(Stream& stream, const Quantize& args) {
   cuda::quantize(enter(stream), args);
 }
 
+void CudaOps::remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
+                               const StepScalars* scalars) {
+  check_history(seen, history, largest);
+  cuda::remember_largest(enter(stream), seen, history, largest, scalars);
+}
+
 void CudaOps::norm_forward(Stream& stream, const NormForward& a) {
   OCTET_ASSERT(alike(a.residual, a.y) && a.weight.size() == a.y.cols && a.weight.dtype == a.y.dtype);
   OCTET_ASSERT(!a.delta || (alike(a.delta, a.y) && alike(a.sum, a.y)));

@@ -66,6 +66,8 @@ void adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
 // quantize.cu
 void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multiprocessors);
 void quantize(cudaStream_t stream, const Quantize& args);
+void remember_largest(cudaStream_t stream, Tensor seen, Tensor history, Tensor largest,
+                      const StepScalars* scalars);
 
 // elementwise.cu
 void cast(cudaStream_t stream, Tensor from, Tensor to);

@@ -231,6 +231,18 @@ void launch(cudaStream_t stream, const Quantize& args, const Copies& out, ScaleC
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    history_kernel(const float* seen, float* history, std::int64_t rows, std::int64_t steps, float* largest,
+                   const StepScalars* scalars) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= rows) return;
+  float* const row = history + i * steps;
+  if (seen != nullptr && scalars->skip == 0) row[(scalars->updates - 1) % steps] = seen[i];
+  float found = row[0];
+  for (std::int64_t step = 1; step < steps; ++step) found = fmaxf(found, row[step]);
+  largest[i] = found;
+}
+
 }  // namespace
 
 void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multiprocessors) {
@@ -258,6 +270,14 @@ void quantize(cudaStream_t stream, const Quantize& args) {
     launch<false>(stream, args, out, cut);
   }
   OCTET_CUDA_LAUNCH("quantize");
+}
+
+void remember_largest(cudaStream_t stream, Tensor seen, Tensor history, Tensor largest,
+                      const StepScalars* scalars) {
+  history_kernel<<<grid_size(divide_up(history.rows, kThreads)), kThreads, 0, stream>>>(
+      static_cast<const float*>(seen.data), history.as<float>(), history.rows, history.cols,
+      largest.as<float>(), scalars);
+  OCTET_CUDA_LAUNCH("remember_largest");
 }
 
 }  // namespace octet::cuda
