@@ -1,8 +1,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <regex>
 
 #include "octet/base/error.h"
+#include "octet/config/resolve.h"
 #include "octet/model/parameter_table.h"
 #include "octet/parallel/bucket.h"
 
@@ -48,6 +52,30 @@ TEST(ParameterTable, KnownModelsHaveTheirKnownSizes) {
   gpt2.positions = 1024;
   gpt2.tied = true;
   EXPECT_EQ(ParameterTable(gpt2).parameters(), 124439808);
+}
+
+/// The size that a shape's first line states, such as "8.03B parameters": its number and its unit.
+std::pair<double, double> stated_size(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  const std::regex pattern(R"(([0-9.]+)([MB]) parameters)");
+  std::smatch match;
+  if (!std::regex_search(line, match, pattern)) return {0.0, 1.0};
+  return {std::stod(match[1]), match[2] == "M" ? 1e6 : 1e9};
+}
+
+TEST(ParameterTable, ShapesInInputsHaveTheSizesTheyState) {
+  int shapes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(OCTET_SOURCE_DIR "/inputs/shapes")) {
+    Deck deck = read_deck({entry.path().string()}, {"batch.sequence=1024", "data.train=none"});
+    resolve_deck(deck, 1);
+    const auto [size, unit] = stated_size(entry.path());
+    const double found = static_cast<double>(ParameterTable(shape_of(deck.model)).parameters()) / unit;
+    EXPECT_NEAR(found, size, size * 6e-3) << entry.path();
+    ++shapes;
+  }
+  EXPECT_GE(shapes, 9);
 }
 
 TEST(ParameterTable, FlopsOfLlama8bAt8192) {
