@@ -37,8 +37,10 @@ extern Here here;
 void* dynamic_shared();
 /// Waits for all threads of the block that have not returned.
 void block_barrier();
-/// Shows `bytes` of this lane to its warp, and returns where lane `lane` of it put the same, once all have.
-/// Good until the warp's next exchange but one.
+/// What a lane can show at once.
+constexpr std::size_t kShownBytes = 32;
+/// Shows `bytes` of this lane to its warp, and returns where lane `lane` of it put the same, once all have;
+/// that of the next lane lies kShownBytes further. Good until this lane's next exchange.
 const void* exchange(const void* value, std::size_t bytes, int lane);
 
 class Launch {
@@ -120,6 +122,10 @@ inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
 }
 inline float __expf(float x) {
   return std::exp(x);

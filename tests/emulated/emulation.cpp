@@ -32,7 +32,7 @@ struct Barrier {
 
 struct Warp {
   Barrier barrier;
-  alignas(16) std::byte shown[2][kWarp][16];
+  alignas(16) std::byte shown[2][kWarp][kShownBytes];
 };
 
 /// A stack on which one thread after another runs until one has to wait. It is entered with a context, and

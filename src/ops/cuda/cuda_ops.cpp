@@ -168,8 +168,13 @@ void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape,
   check_attention(shape, operands, statistics);
   if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
-  if (operands.dtype != DType::kBF16 ||
-      !attention_.backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue)) {
+  if (operands.dtype == DType::kBF16 &&
+      attention_.backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue)) {
+    return;
+  }
+  if (cuda::tile_attention_takes(shape, operands, out, dout, dquery, dkey, dvalue)) {
+    cuda::tile_attention_backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue, scratch_);
+  } else {
     cuda::plain_attention_backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue,
                                    scratch_);
   }

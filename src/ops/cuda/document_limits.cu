@@ -1,7 +1,7 @@
 // Document masks as cuDNN's graphs read them: a limit for every key instead of a start for every query. Moves
 // 4 bytes a key; the starts of a sample stay in cache.
+#include "attention_problem.cuh"
 #include "drivers.h"
-#include "kernel_tools.cuh"
 
 namespace octet::cuda {
 namespace {
@@ -12,17 +12,11 @@ __global__ void key_limits_kernel(const std::int32_t* document_starts, std::int6
                                   std::int64_t keys, std::int32_t* limits, std::int64_t stride) {
   const std::int64_t key = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (key >= keys) return;
-  const std::int32_t* starts = document_starts + blockIdx.y * sequence;
-  std::int64_t low = 0, high = sequence;  // how many starts, which never fall, are at most `key`
-  while (low < high) {
-    const std::int64_t middle = (low + high) / 2;
-    if (starts[middle] <= key) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  limits[blockIdx.y * stride + key] = static_cast<std::int32_t>(keys - sequence + low);
+  Problem sample{};
+  sample.sequence = sequence;
+  sample.starts = document_starts;
+  limits[blockIdx.y * stride + key] =
+      static_cast<std::int32_t>(keys - sequence + queries_that_begin_by(sample, blockIdx.y, key));
 }
 
 }  // namespace

@@ -87,6 +87,15 @@ void plain_attention_backward(cudaStream_t stream, const AttentionShape& shape,
                               Scratch& scratch);
 std::int64_t plain_attention_scratch(const AttentionShape& shape);
 
+// tile_attention.cu: the gradient in bfloat16 on matrix units; documents apart cost what they hold
+bool tile_attention_takes(const AttentionShape& shape, const AttentionOperands& operands, SampleRows out,
+                          SampleRows dout, SampleRows dquery, SampleRows dkey, SampleRows dvalue);
+/// Scratch as plain_attention_scratch().
+void tile_attention_backward(cudaStream_t stream, const AttentionShape& shape,
+                             const AttentionOperands& operands, SampleRows out, Tensor statistics,
+                             SampleRows dout, SampleRows dquery, SampleRows dkey, SampleRows dvalue,
+                             Scratch& scratch);
+
 // document_limits.cu
 /// limits[sample·stride + key] = keys - sequence + the number of query rows whose document starts at `key` or
 /// before: the query row that belongs to key row j sees `key` while j is below it.

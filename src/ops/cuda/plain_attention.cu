@@ -3,6 +3,7 @@
 // the other side at a time.
 #include <cmath>
 
+#include "attention_problem.cuh"
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -10,25 +11,6 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kLargestHead = 256;
-
-struct Problem {
-  std::int64_t sequence, keys;
-  int heads, kv_heads, head_size, group, offset;
-  float scale;
-  const std::int32_t* starts;  // of documents, or null
-};
-
-template <typename T>
-struct Rows {
-  T* data;
-  std::int64_t row_stride, sample_stride;
-
-  // Where a head of a row begins.
-  __device__ T* at(std::int64_t sample, std::int64_t row, int head, int size) const {
-    return data + sample * sample_stride + row * row_stride + std::int64_t{head} * size;
-  }
-};
 
 // The key rows [begin, end) that a query row sees.
 struct KeyRange {
@@ -195,22 +177,6 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
   write_row(dk, 1.0f, dkey.at(sample, key, kv_head, size), size);
   write_row(dv, 1.0f, dvalue.at(sample, key, kv_head, size), size);
-}
-
-Problem problem_of(const AttentionShape& shape, const AttentionOperands& operands) {
-  const HeadLayout& layout = shape.layout;
-  if (layout.head_size > kLargestHead) {
-    fail(ErrorKind::kDevice, "attention on a GPU takes heads of up to {} elements; these have {}",
-         kLargestHead, layout.head_size);
-  }
-  return {shape.sequence,     shape.key_rows(), layout.heads,
-          layout.kv_heads,    layout.head_size, layout.group,
-          layout.head_offset, shape.scale,      operands.document_starts.as<std::int32_t>()};
-}
-
-template <typename T>
-Rows<T> rows_of(const SampleRows& rows) {
-  return {static_cast<T*>(rows.data), rows.row_stride, rows.sample_stride};
 }
 
 // Calls f(T{}, Width<C>{}) with C columns a lane.
