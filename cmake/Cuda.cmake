@@ -63,7 +63,8 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 find_package(CUDAToolkit REQUIRED)
 
-target_link_libraries(octet_dependencies INTERFACE CUDA::cudart CUDA::cublas CUDA::cublasLt octet::cudnn octet::nccl)
+target_link_libraries(octet_dependencies INTERFACE CUDA::cudart CUDA::cublas CUDA::cublasLt octet::cudnn octet::nccl
+                      ${CMAKE_DL_LIBS})
 list(JOIN OCTET_WARNINGS "," OCTET_HOST_WARNINGS)
 target_compile_options(octet_dependencies INTERFACE
                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${OCTET_HOST_WARNINGS};-Werror=all-warnings;-lineinfo>")

@@ -34,12 +34,13 @@ endfunction()
 
 octet_find_library(hdf5 HEADER hdf5.h MODULES hdf5-serial hdf5 LIBRARIES hdf5_serial hdf5)
 octet_find_library(openblas HEADER cblas.h MODULES openblas LIBRARIES openblas)
+octet_find_library(hwloc HEADER hwloc.h MODULES hwloc LIBRARIES hwloc)
 octet_find_library(xxhash HEADER xxhash.h MODULES libxxhash LIBRARIES xxhash)
 
 add_library(octet_dependencies INTERFACE)
 target_link_libraries(
   octet_dependencies INTERFACE MPI::MPI_C Boost::program_options nlohmann_json::nlohmann_json fmt::fmt
-                               Threads::Threads octet::hdf5 octet::openblas octet::xxhash)
+                               Threads::Threads octet::hdf5 octet::hwloc octet::openblas octet::xxhash)
 # MPI's C interface only.
 target_compile_definitions(octet_dependencies INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 

@@ -89,6 +89,15 @@ std::vector<DeckKey> layout_keys() {
             "all"),
       count(OCTET_KEY(parallel.chunks), at_least(1),
             "interleaved: virtual stages on each rank of the pipeline"),
+      count(OCTET_KEY(parallel.nccl_max_ctas), between(0, 64),
+            "thread blocks that NCCL takes for gradients and parameters over data ranks, at most; 0: its "
+            "choice"),
+      choice(
+          OCTET_KEY(parallel.nccl_cta_policy), {"default", "efficiency", "zero"},
+          "the same collectives: NCCL's default, fewer thread blocks where that costs little, or none where "
+          "copy engines can do the work"),
+      count(OCTET_KEY(parallel.nccl_traffic_class), between(-1, 255),
+            "the same collectives: traffic class of their InfiniBand or RoCE packets; -1: NCCL's choice"),
       count(OCTET_KEY(batch.sequence), at_least(0), "tokens a sample; required"),
       count(OCTET_KEY(batch.micro), at_least(1), "samples a rank works on at once"),
       count(OCTET_KEY(batch.global), at_least(0), "samples a step; 0: micro x data"),
@@ -146,6 +155,8 @@ std::vector<DeckKey> run_keys() {
       count(OCTET_KEY(run.seed), at_least(0), "seed of initial weights and sample order"),
       choice(OCTET_KEY(run.device), {"auto", "cpu", "cuda"}, "auto: CUDA where there is a GPU"),
       flag(OCTET_KEY(run.share_gpus), "several ranks on one GPU: slow, for tests"),
+      choice(OCTET_KEY(run.pin), {"auto", "none"},
+             "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
       count(OCTET_KEY(run.evaluate_every), at_least(0), "steps between evaluations; 0: at the end only"),
       count(OCTET_KEY(run.evaluate_samples), at_least(0), "samples an evaluation; 0: the whole file"),

@@ -3,6 +3,7 @@
 #include <cblas.h>
 #include <fmt/format.h>
 #include <hdf5.h>
+#include <hwloc.h>
 #include <mpi.h>
 #include <xxhash.h>
 
@@ -52,6 +53,7 @@ std::string version_report() {
   text += fmt::format("json      {}.{}.{}\n", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
                       NLOHMANN_JSON_VERSION_PATCH);
   text += fmt::format("fmt       {}\n", dotted(FMT_VERSION));
+  text += fmt::format("hwloc     {}\n", HWLOC_VERSION);
   text += fmt::format("xxHash    {}\n", dotted(XXH_versionNumber()));
   text += fmt::format("CUDA      {}\n", cuda_versions());
   return text;

@@ -88,6 +88,7 @@ class CpuDevice : public Device {
     return model.empty() ? "CPU" : model;
   }
   std::string identity() const override { return ""; }
+  std::string pci_address() const override { return ""; }
   std::int64_t memory_total() const override { return memory_total_; }
   std::int64_t memory_used() const override { return *used_; }
   double peak_flops() const override { return 0.0; }

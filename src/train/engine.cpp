@@ -32,14 +32,24 @@ Fp8Recipe fp8_recipe(const Deck& deck) {
   return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
 }
 
-std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared,
-                                                const char* name) {
+/// For what data ranks exchange behind the computation.
+CommunicatorSettings data_settings(const Deck::Parallel& parallel) {
+  CommunicatorSettings settings;
+  settings.max_ctas = static_cast<int>(parallel.nccl_max_ctas);
+  settings.traffic_class = static_cast<int>(parallel.nccl_traffic_class);
+  if (parallel.nccl_cta_policy == "efficiency") settings.cta_policy = CtaPolicy::kEfficiency;
+  if (parallel.nccl_cta_policy == "zero") settings.cta_policy = CtaPolicy::kZero;
+  return settings;
+}
+
+std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, const char* name,
+                                                const CommunicatorSettings& settings = {}) {
   if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
   int size = 1;
   MPI_Comm_size(ranks, &size);
   // A group of one needs no NCCL, whose every communicator takes device memory.
   if (shared || size == 1) return make_staged_communicator(ranks, device, name);
-  return make_nccl_communicator(ranks, device, name);
+  return make_nccl_communicator(ranks, device, name, settings);
 }
 
 }  // namespace
@@ -53,10 +63,13 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       device_(device),
       stages_(plan_stages(deck_, shape_, grid_)),
       tensor_(make_communicator(grid_.tensor(), device, shared, "tensor")),
-      data_gradients_(make_communicator(grid_.shards(), device, shared, "data (gradients)")),
-      data_parameters_(make_communicator(grid_.shards(), device, shared, "data (parameters)")),
+      data_gradients_(make_communicator(grid_.shards(), device, shared, "data (gradients)",
+                                        data_settings(deck.parallel))),
+      data_parameters_(make_communicator(grid_.shards(), device, shared, "data (parameters)",
+                                         data_settings(deck.parallel))),
       everyone_(make_communicator(world.ranks(), device, shared, "world")),
-      copies_(make_communicator(grid_.copies(), device, shared, "data (copies of slices)")),
+      copies_(make_communicator(grid_.copies(), device, shared, "data (copies of slices)",
+                                data_settings(deck.parallel))),
       context_(make_communicator(grid_.context(), device, shared, "context")),
       pipeline_(make_communicator(grid_.pipeline(), device, shared, "pipeline")),
       stream_(device.make_stream()),
@@ -68,8 +81,10 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   const BatchCut cut = this->cut();
   const DType compute = compute_type(deck_);
   if (stages_.shares_embedding) {
-    embedding_gradients_ = make_communicator(grid_.ends(), device, shared, "embedding (gradients)");
-    embedding_parameters_ = make_communicator(grid_.ends(), device, shared, "embedding (parameters)");
+    embedding_gradients_ = make_communicator(grid_.ends(), device, shared, "embedding (gradients)",
+                                             data_settings(deck.parallel));
+    embedding_parameters_ = make_communicator(grid_.ends(), device, shared, "embedding (parameters)",
+                                              data_settings(deck.parallel));
   }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,

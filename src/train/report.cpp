@@ -1,9 +1,5 @@
 #include "octet/train/report.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-
 #include "octet/config/version.h"
 
 namespace octet {
@@ -71,14 +67,15 @@ std::string data_line(const char* label, const TokenFile& file, std::int64_t seq
 }  // namespace
 
 std::string startup_report(const World& world, const Deck& deck, const Engine& engine, const Device& device,
-                           const std::vector<std::string>& places, const TokenFile& train,
-                           const TokenFile* validation) {
+                           const std::vector<std::string>& places, const std::string& nodes,
+                           const TokenFile& train, const TokenFile* validation) {
   const BatchCut cut = engine.cut();
   std::string text = fmt::format("octet {}\n", version());
   text += fmt::format("  world      {} ranks on {} node{}, {}\n", world.size(), world.nodes(),
                       world.nodes() == 1 ? "" : "s", device.name());
   text += fmt::format("  grid       {} (rank; data, tensor, context, pipeline)\n{}\n", engine.layout(),
                       grid_picture(world, engine.grid(), places));
+  text += nodes + "\n";
   text += fmt::format(
       "  model      {}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary {}{}; {:.3f} "
       "M parameters\n",
@@ -105,22 +102,6 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
   text += flops_line(deck, engine, device) + "\n";
   text += fmt::format("  run folder {}", deck.run.directory);
   return text;
-}
-
-std::vector<std::string> environment_lines() {
-  std::vector<std::string> lines;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string line = *entry;
-    const bool watched =
-        line.starts_with("NCCL_") || line.starts_with("OMPI_MCA_") || line.starts_with("CUDA_");
-    // What mpirun itself sets for its children is of no interest.
-    const bool internal = line.starts_with("OMPI_MCA_orte") || line.starts_with("OMPI_MCA_ess") ||
-                          line.starts_with("OMPI_MCA_pmix") || line.starts_with("OMPI_MCA_initial") ||
-                          line.starts_with("OMPI_MCA_shmem") || line.starts_with("OMPI_MCA_plm");
-    if (watched && !internal) lines.push_back(line);
-  }
-  std::sort(lines.begin(), lines.end());
-  return lines;
 }
 
 }  // namespace octet

@@ -11,6 +11,8 @@
 #include "octet/config/resolve.h"
 #include "octet/config/version.h"
 #include "octet/runtime/device_choice.h"
+#include "octet/runtime/environment.h"
+#include "octet/runtime/rank_placement.h"
 #include "octet/train/metrics.h"
 #include "octet/train/report.h"
 #include "octet/train/restart.h"
@@ -84,8 +86,8 @@ class Trainer {
     if (std::uncaught_exceptions() == 0) MPI_Comm_free(&checkpoint_ranks_);
   }
 
-  void report(const std::vector<std::string>& places) const {
-    say(world_, startup_report(world_, deck_, engine_, *device_, places, *data_.train,
+  void report(const std::vector<std::string>& places, const std::string& nodes) const {
+    say(world_, startup_report(world_, deck_, engine_, *device_, places, nodes, *data_.train,
                                data_.validation ? &*data_.validation : nullptr));
   }
   void start(const std::optional<CheckpointInfo>& checkpoint);
@@ -268,14 +270,18 @@ int run_training(const World& world, const std::vector<std::string>& files,
     checkpoint = find_checkpoint(deck, &notes);
     if (checkpoint) check_same_run(*checkpoint, deck, data->train->info().tokens_hash, &notes);
   });
-  for (const std::string& line : environment_lines()) notes.push_back("environment " + line);
   DeviceChoice choice = open_device(world, deck.run);
   const Device& device = *choice.device;
   world.together([&] { check_fp8(deck.precision.fp8, device.name(), device.compute_capability()); });
+  // Before any thread is started and memory is allocated, which then lie where the rank runs.
+  const RankPlacement placement = place_ranks(world, device, deck.run.pin == "auto");
+  notes.insert(notes.end(), placement.notes.begin(), placement.notes.end());
+  const std::string environment = describe_environment(world);
+  if (!environment.empty()) notes.push_back(environment);
   const auto places = world.gather(fmt::format("{} {}", world.host(), device.name()));
   try {
     Trainer trainer(world, deck, *data, std::move(choice));
-    trainer.report(places);
+    trainer.report(places, placement.nodes);
     for (const std::string& note : notes) say(world, note);
     trainer.start(checkpoint);
     return trainer.run();

@@ -14,6 +14,7 @@ class EmulatedDevice final : public Device {
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   std::string name() const override { return "emulated GPU"; }
   std::string identity() const override { return "emulated"; }
+  std::string pci_address() const override { return ""; }
   std::int64_t memory_total() const override { return host_->memory_total(); }
   std::int64_t memory_used() const override { return host_->memory_used(); }
   double peak_flops() const override { return 0.0; }

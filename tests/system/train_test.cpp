@@ -136,6 +136,22 @@ TEST_F(Train, RunsCrossEpochs) {
   EXPECT_TRUE(says(result, "10 samples of 16"));
 }
 
+TEST_F(Train, ShowsTheNodeAndWhatSteersTheRanks) {
+  const std::string steps = "--set run.steps=1 --set schedule.warmup=0 --set checkpoint.at_end=false";
+  CommandResult result =
+      run_command("NCCL_ALGO=Ring " + std::string(OCTET_BINARY) + " train " + deck("node") + " " + steps);
+  ASSERT_EQ(result.code, 0) << result.output;
+  EXPECT_TRUE(says_once(result, "  node       "));
+  EXPECT_TRUE(says_once(result, "\n    NUMA 0   package 0, CPU"));
+  EXPECT_TRUE(says_once(result, "\n    pinning  "));
+  EXPECT_TRUE(says_once(result, "NCCL_ALGO=Ring: NCCL may not choose"));
+  EXPECT_TRUE(says_once(result, "\n  environment "));
+  for (const char* launcher : {"OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix"})
+    EXPECT_EQ(result.output.find(launcher), std::string::npos) << result.output;
+
+  EXPECT_TRUE(says_once(train(2, "node", steps + " --set run.pin=none"), "pinning  none: run.pin = none\n"));
+}
+
 struct Refusal {
   std::string more;
   int code;

@@ -39,8 +39,24 @@ class Communicator {
 /// Blocking collectives of MPI on host memory. Duplicates `ranks`.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm ranks, std::string name);
 
+/// Which resources NCCL's collectives may take, in the numbers of NCCL_CTA_POLICY_….
+enum class CtaPolicy {
+  kDefault = 0,     ///< as many thread blocks as make the collective fast
+  kEfficiency = 1,  ///< fewer where that costs little
+  kZero = 2,        ///< none where copy engines can do the work, which needs registered windows
+};
+
+/// What is asked of NCCL for one communicator; all ranks of it ask alike. The defaults leave all to NCCL. A
+/// variable of the environment (NCCL_MAX_CTAS, …) wins over what is set here.
+struct CommunicatorSettings {
+  int max_ctas = 0;  ///< thread blocks, and so multiprocessors, of a collective at most; 0: NCCL's choice
+  CtaPolicy cta_policy = CtaPolicy::kDefault;
+  int traffic_class = -1;  ///< of InfiniBand and RoCE packets; -1: NCCL's choice
+};
+
 /// NCCL on device memory, one rank a device. Throws Error(kDevice) in a build without CUDA.
-std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name);
+std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name,
+                                                     const CommunicatorSettings& settings = {});
 
 /// MPI with copies through host memory, for several ranks on one GPU (run.share_gpus): slow, for tests.
 std::unique_ptr<Communicator> make_staged_communicator(MPI_Comm ranks, Device& device, std::string name);

@@ -27,9 +27,12 @@ struct Deck {
   struct Parallel {
     std::int64_t data = 0, tensor = 1, context = 1, pipeline = 1, zero = 1;
     bool sequence = false;
-    std::string schedule = "1f1b";  ///< 1f1b | interleaved | zero_bubble
-    std::int64_t chunks = 1;        ///< interleaved: virtual stages a rank
-    std::int64_t shard_size = 0;    ///< ranks that share one set of slices; 0: all
+    std::string schedule = "1f1b";            ///< 1f1b | interleaved | zero_bubble
+    std::int64_t chunks = 1;                  ///< interleaved: virtual stages a rank
+    std::int64_t shard_size = 0;              ///< ranks that share one set of slices; 0: all
+    std::int64_t nccl_max_ctas = 0;           ///< of gradient and parameter collectives; 0: NCCL's choice
+    std::string nccl_cta_policy = "default";  ///< default | efficiency | zero
+    std::int64_t nccl_traffic_class = -1;     ///< -1: NCCL's choice
   } parallel;
   struct Batch {
     std::int64_t sequence = 0, micro = 1, global = 0;
@@ -74,6 +77,7 @@ struct Deck {
     std::int64_t seed = 1234;
     std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
+    std::string pin = "auto";  ///< auto | none
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
     std::int64_t check_replicas = 0;
     std::int64_t max_skipped = 10;  ///< skipped steps in a row before the run ends with exit code 6

@@ -55,6 +55,8 @@ class Device {
   virtual std::string name() const = 0;
   /// A name that tells two devices of one node apart: the UUID of a GPU, empty for the CPU.
   virtual std::string identity() const = 0;
+  /// Where a GPU lies on the PCI bus, such as "0000:18:00.0"; empty for the CPU.
+  virtual std::string pci_address() const = 0;
   /// Bytes of memory in all, and bytes in use by this process as the driver sees it.
   virtual std::int64_t memory_total() const = 0;
   virtual std::int64_t memory_used() const = 0;

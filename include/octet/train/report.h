@@ -7,14 +7,11 @@
 
 namespace octet {
 
-/// What a run prints before its first step: world, grid, memory by class, precision, FLOPs per token and the
-/// peak that MFU is taken against, data. Collective: `places` holds a line of every rank ("host GPU name").
-/// `validation` may be null.
+/// What a run prints before its first step: world, grid, nodes, memory by class, precision, FLOPs per token
+/// and the peak that MFU is taken against, data. Collective: `places` holds a line of every rank ("host GPU
+/// name"), `nodes` the pictures of place_ranks. `validation` may be null.
 std::string startup_report(const World& world, const Deck& deck, const Engine& engine, const Device& device,
-                           const std::vector<std::string>& places, const TokenFile& train,
-                           const TokenFile* validation);
-
-/// Every NCCL_*, OMPI_*, CUDA_* and SLURM_* variable of this process that changes behaviour, one a line.
-std::vector<std::string> environment_lines();
+                           const std::vector<std::string>& places, const std::string& nodes,
+                           const TokenFile& train, const TokenFile* validation);
 
 }  // namespace octet

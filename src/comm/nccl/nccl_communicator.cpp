@@ -12,6 +12,9 @@
 namespace octet {
 namespace {
 
+static_assert(static_cast<int>(CtaPolicy::kDefault) == NCCL_CTA_POLICY_DEFAULT);
+static_assert(static_cast<int>(CtaPolicy::kEfficiency) == NCCL_CTA_POLICY_EFFICIENCY);
+
 ncclDataType_t type_of(DType type) {
   switch (type) {
     case DType::kF32:
@@ -32,7 +35,7 @@ ncclDataType_t type_of(DType type) {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(MPI_Comm ranks, Device& device, std::string name)
+  NcclCommunicator(MPI_Comm ranks, Device& device, std::string name, const CommunicatorSettings& settings)
       : ordinal_(ordinal_of(device)), name_(std::move(name)) {
     MPI_Comm_rank(ranks, &rank_);
     MPI_Comm_size(ranks, &size_);
@@ -50,6 +53,9 @@ class NcclCommunicator final : public Communicator {
     check(start.status, "ncclGetUniqueId");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.commName = name_.c_str();
+    if (settings.max_ctas > 0) config.maxCTAs = settings.max_ctas;
+    if (settings.cta_policy != CtaPolicy::kDefault) config.CTAPolicy = static_cast<int>(settings.cta_policy);
+    if (settings.traffic_class >= 0) config.trafficClass = settings.traffic_class;
     check(ncclCommInitRankConfig(&handle_, size_, start.id, rank_, &config), "ncclCommInitRankConfig");
   }
 
@@ -129,8 +135,9 @@ class NcclCommunicator final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name) {
-  return std::make_unique<NcclCommunicator>(ranks, device, std::move(name));
+std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& device, std::string name,
+                                                     const CommunicatorSettings& settings) {
+  return std::make_unique<NcclCommunicator>(ranks, device, std::move(name), settings);
 }
 
 }  // namespace octet

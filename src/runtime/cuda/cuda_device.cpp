@@ -154,6 +154,11 @@ class CudaDevice final : public Device {
     }
     return text;
   }
+  std::string pci_address() const override {
+    return fmt::format("{:04x}:{:02x}:{:02x}.0", static_cast<unsigned>(properties_.pciDomainID),
+                       static_cast<unsigned>(properties_.pciBusID),
+                       static_cast<unsigned>(properties_.pciDeviceID));
+  }
   std::int64_t memory_total() const override { return memory().total; }
   std::int64_t memory_used() const override {
     const Memory now = memory();

@@ -3,6 +3,7 @@
 #include "octet/comm/communicator.h"
 #include "octet/ops/ops.h"
 #include "octet/runtime/device.h"
+#include "octet/runtime/topology.h"
 
 namespace octet {
 namespace {
@@ -30,7 +31,12 @@ std::unique_ptr<Ops> make_cuda_ops(Device&, bool) {
   no_cuda("no CUDA operators");
 }
 
-std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm, Device&, std::string) {
+std::vector<std::vector<GpuLink>> gpu_links(const std::vector<std::string>&) {
+  return {};
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm, Device&, std::string,
+                                                     const CommunicatorSettings&) {
   no_cuda("no NCCL communicator");
 }
 
