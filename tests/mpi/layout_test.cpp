@@ -303,6 +303,23 @@ TEST_F(LayoutInvariance, CudaTiedGpt2InFloat32) {
   compare(deck, false, 10.0);
 }
 
+/// What the deck asks of NCCL changes its resources and nothing else.
+TEST_F(LayoutInvariance, CudaFewThreadBlocksForNcclSumTheSame) {
+  if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
+  Deck deck = tiny_deck();
+  deck.model.layers = 2;
+  const std::vector<Samples> batches = {random_samples(8, 64, 256, 500)};
+  const Outcome expected = run(MPI_COMM_SELF, with(deck, {1, 1, 8, 1, false}), batches);
+  deck.run.device = "cuda";
+  deck.parallel.nccl_max_ctas = 2;
+  deck.parallel.nccl_cta_policy = "efficiency";
+  deck.parallel.nccl_traffic_class = 0;
+  for (const int zero : {0, 1, 3}) {
+    SCOPED_TRACE(fmt::format("ZeRO {}", zero));
+    expect_equal(run(MPI_COMM_WORLD, with(deck, {ranks_, 1, 1, zero, false}), batches), expected, 10.0);
+  }
+}
+
 /// The GPU's bf16 path against the CPU's float32: every layout within bf16's rounding.
 TEST_F(LayoutInvariance, CudaBf16FollowsTheCpu) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";

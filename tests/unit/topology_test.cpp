@@ -5,10 +5,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 #include <sstream>
 
 #include "octet/base/error.h"
+#include "octet/runtime/device.h"
 #include "octet/runtime/node_picture.h"
 #include "octet/runtime/pinning.h"
 #include "octet/runtime/topology.h"
@@ -149,6 +151,27 @@ TEST(Topology, ListsOfProcessorsReadAsTheyAreWritten) {
   for (const CpuList& cpus : {CpuList{}, CpuList{7}, CpuList{0, 1, 2, 3, 8, 64, 65, 200}})
     EXPECT_EQ(parse_cpu_list(cpu_list_text(cpus)), cpus);
   EXPECT_EQ(cpu_list_text({0, 1, 2, 3, 8}), "0-3,8");
+}
+
+TEST(Topology, CudaDevicesLieOnTheBusAndHaveLinksBothWays) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
+  std::vector<std::string> addresses;
+  for (int ordinal = 0; ordinal < cuda_device_count(); ++ordinal) {
+    addresses.push_back(make_cuda_device(ordinal)->pci_address());
+    unsigned domain = 0, bus = 0, device = 0;
+    EXPECT_EQ(std::sscanf(addresses.back().c_str(), "%x:%x:%x.0", &domain, &bus, &device), 3)
+        << addresses.back();
+  }
+  const auto links = gpu_links(addresses);
+  ASSERT_EQ(links.size(), addresses.size());
+  for (std::size_t from = 0; from < links.size(); ++from) {
+    for (std::size_t to = 0; to < links.size(); ++to) {
+      if (from == to) continue;
+      EXPECT_NE(links[from][to].kind, GpuLink::Kind::kUnknown) << "CUDA sees both";
+      EXPECT_EQ(links[from][to].kind, links[to][from].kind);
+      EXPECT_EQ(links[from][to].nvlinks, links[to][from].nvlinks);
+    }
+  }
 }
 
 TEST(Pinning, RanksWithGpusGetTheNumaNodeOfTheirGpu) {
