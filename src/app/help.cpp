@@ -35,6 +35,8 @@ const std::vector<Command>& commands() {
        "trains the model that decks describe, and goes on from its checkpoints"},
       {"pack", run_pack, pack_usage, "turns text into a token file"},
       {"inspect", run_inspect, inspect_usage, "describes token files and checkpoints, and verifies them"},
+      {"bench", run_bench, bench_usage,
+       "measures communication, operators, disks and a training step on this machine"},
       {"help", run_help, help_usage, "explains a command, or the keys of a deck"},
   };
   return all;

@@ -91,6 +91,14 @@ class MpiCommunicator final : public Communicator {
           "all-gather", name_);
   }
 
+  void all_to_all(Stream&, Tensor in, Tensor out) override {
+    OCTET_ASSERT(in.size() == out.size() && in.dtype == out.dtype && in.size() % size_ == 0);
+    OCTET_ASSERT(in.size() / size_ < kLargestCall);
+    const int count = static_cast<int>(in.size() / size_);
+    const MPI_Datatype type = type_of(in.dtype);
+    check(MPI_Alltoall(in.data, count, type, out.data, count, type, ranks_), "all-to-all", name_);
+  }
+
   void send(Stream&, Tensor values, int to) override {
     OCTET_ASSERT(values.size() < kLargestCall);
     const int count = static_cast<int>(values.size());

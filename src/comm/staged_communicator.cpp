@@ -39,6 +39,13 @@ class StagedCommunicator final : public Communicator {
     host_->all_gather(stream, staged, result);
     store(stream, result, out);
   }
+  void all_to_all(Stream& stream, Tensor in, Tensor out) override {
+    if (size() == 1) return copy(stream, in, out);
+    const Tensor staged = fetch(stream, in, out.bytes());
+    const Tensor result{static_cast<std::byte*>(staged.data) + staged.bytes(), out.dtype, out.rows, out.cols};
+    host_->all_to_all(stream, staged, result);
+    store(stream, result, out);
+  }
   void send(Stream& stream, Tensor values, int to) override {
     host_->send(stream, fetch(stream, values, 0), to);
   }

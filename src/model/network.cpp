@@ -20,6 +20,12 @@ std::vector<bool> recomputed_slabs(const std::vector<Chunk>& chunks, const std::
 
 }  // namespace
 
+std::int64_t logits_rows(std::int64_t bytes, std::int64_t vocabulary_rows, DType compute,
+                         std::int64_t tokens) {
+  const std::int64_t rows = std::clamp<std::int64_t>(bytes / (vocabulary_rows * size_of(compute)), 1, tokens);
+  return rows > 128 ? rows - rows % 128 : rows;
+}
+
 Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamBuffers buffers, bool split,
                  std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
     : context_(context),
@@ -59,8 +65,7 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
     last_rstd_ = work("norm.rstd", DType::kF32, 1, shard);
     if (shape.norm() == NormKind::kLayer) last_mean_ = work("norm.mean", DType::kF32, 1, shard);
     normed_ = tensor.sequence_parallel() ? work("last normed", type, shard, h) : normed_whole_;
-    piece_ = std::clamp<std::int64_t>(logits_bytes / (local.rows * size_of(type)), 1, t);
-    if (piece_ > 128) piece_ -= piece_ % 128;
+    piece_ = logits_rows(logits_bytes, local.rows, type, t);
     logits_ = work("logits", type, piece_, local.rows);
     partial_ = work("loss parts", DType::kF32, piece_, 3);
     partials_ = work("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3);
@@ -132,6 +137,7 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   const ModelShape& shape = context_.shape;
   Ops& ops = context_.ops;
   const int norm_bucket = context_.table.buckets() - 1, head_bucket = shape.tied ? 0 : norm_bucket;
+  if (phases_ != nullptr) phases_->enter(stream, StepPhase::kHead);
   // Where another stage embeds, this one's copy of a tied embedding is read here alone.
   if (shape.tied && !chunks_.front().embeds) parameters.begin_forward(stream, 0);
   if (gradient) {

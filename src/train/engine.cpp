@@ -42,16 +42,6 @@ CommunicatorSettings data_settings(const Deck::Parallel& parallel) {
   return settings;
 }
 
-std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, const char* name,
-                                                const CommunicatorSettings& settings = {}) {
-  if (device.kind() == DeviceKind::kCpu) return make_mpi_communicator(ranks, name);
-  int size = 1;
-  MPI_Comm_size(ranks, &size);
-  // A group of one needs no NCCL, whose every communicator takes device memory.
-  if (shared || size == 1) return make_staged_communicator(ranks, device, name);
-  return make_nccl_communicator(ranks, device, name, settings);
-}
-
 }  // namespace
 
 Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared)
@@ -173,6 +163,11 @@ void Engine::restored(std::int64_t updates) {
   restart_clock();
 }
 
+void Engine::time_phases(PhaseTimer* phases) {
+  phases_ = phases;
+  network_->time_phases(phases);
+}
+
 void Engine::restart_clock() {
   slot(queued_ + 2).end->record(*stream_);
 }
@@ -189,6 +184,8 @@ void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars
       stages_.places[static_cast<std::size_t>(action.chunk)][static_cast<std::size_t>(action.micro_batch)];
   const bool message = is_message(action.kind);
   const int peer = message ? stages_.schedule.peer(grid_.place().pipeline, action) : 0;
+  const bool forward = action.kind == ActionKind::kForward;
+  enter(message ? StepPhase::kMessages : forward ? StepPhase::kForward : StepPhase::kBackward);
   if (message) timer_.begin(*stream_);
   store_->begin_micro_batch(action.micro_batch);
   switch (action.kind) {
@@ -225,6 +222,8 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   own.timing = timer_.restart(measured);
   const Tensor memory = small_.tensor(scalars_);
   auto* scalars = static_cast<StepScalars*>(memory.data);
+  if (phases_ != nullptr) phases_->begin_step();
+  enter(StepPhase::kUpload);
   device_.zero(*stream_, scalars, kSummedBytes);
   store_->begin_step(*stream_);
   network_->linears().begin_step(*stream_);
@@ -234,6 +233,7 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   for (const Action& action : stages_.schedule.ranks[static_cast<std::size_t>(grid_.place().pipeline)]) {
     execute(action, uploaded[static_cast<std::size_t>(action.micro_batch)], scalars);
   }
+  enter(StepPhase::kReduction);
   store_->finish_gradients(*stream_, scalars);
   const auto& optimizer = deck_.optimizer;
   const auto beta1 = static_cast<float>(optimizer.beta1), beta2 = static_cast<float>(optimizer.beta2);
@@ -242,6 +242,7 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   BlockLinears& linears = network_->linears();
   if (linears.delayed()) everyone_->all_reduce(*stream_, linears.seen(), ReduceOp::kMax);
   timer_.end(*stream_);
+  enter(StepPhase::kOptimizer);
   ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1,
                     beta2);
   linears.finish_step(*stream_, scalars);
@@ -249,6 +250,7 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
       *stream_,
       {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)},
       scalars);
+  if (phases_ != nullptr) phases_->finish_step(*stream_);
   device_.copy(*stream_, own.scalars->data(), scalars, sizeof(StepScalars));
   own.end->record(*stream_);
 }

@@ -10,11 +10,13 @@ namespace octet {
 int run_train(const std::vector<std::string>& arguments);
 int run_pack(const std::vector<std::string>& arguments);
 int run_inspect(const std::vector<std::string>& arguments);
+int run_bench(const std::vector<std::string>& arguments);
 int run_help(const std::vector<std::string>& arguments);
 
 std::string train_usage();
 std::string pack_usage();
 std::string inspect_usage();
+std::string bench_usage();
 std::string help_usage();
 
 /// One row of the list of subcommands.

@@ -31,6 +31,9 @@ class Communicator {
   /// Part r of out (size()·n elements) = rank r's in (n elements). `in` may be exactly this rank's part of
   /// `out`.
   virtual void all_gather(Stream& stream, Tensor in, Tensor out) = 0;
+  /// Part r of out on rank q = part q of in on rank r. in, out: size() parts of n elements each, not
+  /// overlapping.
+  virtual void all_to_all(Stream& stream, Tensor in, Tensor out) = 0;
   /// Point to point. Neither returns (CPU), or lets the stream go on (GPU), before the other side has met it.
   virtual void send(Stream& stream, Tensor values, int to) = 0;
   virtual void receive(Stream& stream, Tensor values, int from) = 0;
@@ -60,5 +63,10 @@ std::unique_ptr<Communicator> make_nccl_communicator(MPI_Comm ranks, Device& dev
 
 /// MPI with copies through host memory, for several ranks on one GPU (run.share_gpus): slow, for tests.
 std::unique_ptr<Communicator> make_staged_communicator(MPI_Comm ranks, Device& device, std::string name);
+
+/// Which of these suits the device: MPI on the CPU; NCCL on GPUs, but for groups of one and for GPUs that
+/// several ranks share. `settings` are NCCL's.
+std::unique_ptr<Communicator> make_communicator(MPI_Comm ranks, Device& device, bool shared, std::string name,
+                                                const CommunicatorSettings& settings = {});
 
 }  // namespace octet

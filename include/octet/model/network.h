@@ -5,6 +5,7 @@
 
 #include "octet/model/block.h"
 #include "octet/model/chunk.h"
+#include "octet/runtime/phase_timer.h"
 
 namespace octet {
 
@@ -12,6 +13,10 @@ namespace octet {
 struct DeviceBatch {
   Tensor ids, targets, positions, order, position_order, starts;
 };
+
+/// Rows of the logits that are held at once: as many of `tokens` as `bytes` give room for, at least one.
+std::int64_t logits_rows(std::int64_t bytes, std::int64_t vocabulary_rows, DType compute,
+                         std::int64_t tokens);
 
 /// The part of the model that one rank works on, in chunks: embeddings, blocks, final norm, head and loss. A
 /// Place tells the micro-batches apart that are held at once.
@@ -44,6 +49,8 @@ class Network {
 
   Workload workload() const;
   BlockLinears& linears() { return blocks_.linears(); }
+  /// Marks in `phases` where the head begins, from now on; null: nowhere.
+  void time_phases(PhaseTimer* phases) { phases_ = phases; }
 
  private:
   int slab(int chunk, int layer, int slot) const;
@@ -69,6 +76,7 @@ class Network {
   int last_ = -1, last_rstd_ = -1, last_mean_ = -1, normed_ = -1, normed_whole_ = -1;
   int logits_ = -1, partial_ = -1, partials_ = -1, rope_table_ = -1;
   std::vector<int> outputs_, gradients_;
+  PhaseTimer* phases_ = nullptr;
   std::int64_t piece_ = 0;                 ///< rows of logits held at once
   std::int64_t first_id_ = 0, valid_ = 0;  ///< ids of the vocabulary that this tensor rank holds
   int embedding_ = 0, positions_ = -1, head_ = 0, norm_ = 0, norm_bias_ = -1;

@@ -55,6 +55,9 @@ class Engine {
   /// Queues one training step. `measured`: also time collectives. The micro-batches must stay valid until
   /// result() of this step returned.
   void step(const std::vector<MicroBatch>& batches, bool measured);
+  /// From the next step on, marks in `phases` what each part of a step takes; null: nothing. Not during
+  /// evaluations.
+  void time_phases(PhaseTimer* phases);
   /// Marks "now" as the start of the next step's time, after a pause such as an evaluation.
   void restart_clock();
   /// Steps queued whose result was not taken yet: 0 to 2.
@@ -78,6 +81,9 @@ class Engine {
  private:
   /// Copies a micro-batch into device place `index`.
   DeviceBatch upload(const MicroBatch& batch, int index);
+  void enter(StepPhase phase) {
+    if (phases_ != nullptr) phases_->enter(*stream_, phase);
+  }
   void execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars);
   /// Forward pass of one micro-batch through all stages in turn.
   void evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars);
@@ -104,6 +110,7 @@ class Engine {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Ops> ops_;
   StreamTimer timer_;
+  PhaseTimer* phases_ = nullptr;
   TensorAxis axis_;
   Arena saved_{"activations"}, scratch_{"work space"}, small_{"tables"};
   BucketLayout layout_;

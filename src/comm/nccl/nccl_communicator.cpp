@@ -99,6 +99,22 @@ class NcclCommunicator final : public Communicator {
           "ncclAllGather");
   }
 
+  void all_to_all(Stream& stream, Tensor in, Tensor out) override {
+    OCTET_ASSERT(in.size() == out.size() && in.dtype == out.dtype && in.size() % size_ == 0);
+    if (size_ == 1) return copy(stream, in, out);
+    if (in.size() == 0) return;
+    // As sends and receives of one group, which every release of NCCL has.
+    const std::int64_t part = in.size() / size_;
+    const cudaStream_t queue = enter(stream);
+    check(ncclGroupStart(), "ncclGroupStart");
+    for (int peer = 0; peer < size_; ++peer) {
+      const Tensor from = in.range(peer * part, part), to = out.range(peer * part, part);
+      check(ncclSend(from.data, count(from), type_of(from.dtype), peer, handle_, queue), "ncclSend");
+      check(ncclRecv(to.data, count(to), type_of(to.dtype), peer, handle_, queue), "ncclRecv");
+    }
+    check(ncclGroupEnd(), "ncclGroupEnd");
+  }
+
   void send(Stream& stream, Tensor values, int to) override {
     check(ncclSend(values.data, count(values), type_of(values.dtype), to, handle_, enter(stream)),
           "ncclSend");

@@ -1,0 +1,103 @@
+#include "octet/bench/operands.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "octet/base/rng.h"
+
+namespace octet {
+
+namespace {
+
+constexpr std::int64_t kPeriod = 65537;  ///< prime, so that rows of a matrix differ
+
+}  // namespace
+
+void fill_periodic(Device& device, Stream& stream, const Tensor& to, const void* period,
+                   std::int64_t elements) {
+  const std::int64_t bytes = to.bytes(), first = std::min(bytes, elements * size_of(to.dtype));
+  auto* const data = static_cast<std::byte*>(to.data);
+  device.copy(stream, data, period, first);
+  for (std::int64_t done = first; done < bytes;) {
+    const std::int64_t part = std::min(done, bytes - done);
+    device.copy(stream, data + done, data, part);
+    done += part;
+  }
+  stream.synchronize();  // `period` is ordinary memory
+}
+
+void* Operands::allocate(std::int64_t bytes) {
+  buffers_.push_back(device_.allocate(std::max<std::int64_t>(bytes, 1), "measurements"));
+  return buffers_.back()->data();
+}
+
+Tensor Operands::zeros(DType type, std::int64_t rows, std::int64_t cols) {
+  return {allocate(rows * cols * size_of(type)), type, rows, cols};
+}
+
+Tensor Operands::random(DType type, std::int64_t rows, std::int64_t cols, double deviation, double mean) {
+  const Tensor tensor = zeros(type, rows, cols);
+  const std::uint64_t key = mix(seed_, next_++);
+  std::vector<float> wide(static_cast<std::size_t>(std::min(kPeriod, tensor.size())));
+  std::vector<BF16> narrow(wide.size());
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    wide[i] = static_cast<float>(mean + deviation * normal_at(key, i));
+    narrow[i] = BF16(wide[i]);
+    if (rounded_ == DType::kBF16) wide[i] = static_cast<float>(narrow[i]);
+  }
+  const void* const period = type == DType::kBF16 ? static_cast<const void*>(narrow.data()) : wide.data();
+  fill_periodic(device_, stream_, tensor, period, static_cast<std::int64_t>(wide.size()));
+  return tensor;
+}
+
+Tensor Operands::put(const std::vector<std::int32_t>& values) {
+  const Tensor tensor = zeros(DType::kI32, 1, static_cast<std::int64_t>(values.size()));
+  device_.copy(stream_, tensor.data, values.data(), tensor.bytes());
+  stream_.synchronize();
+  return tensor;
+}
+
+Tensor Operands::put(const std::vector<float>& values, std::int64_t rows, std::int64_t cols) {
+  const Tensor tensor = zeros(DType::kF32, rows, cols);
+  OCTET_ASSERT(static_cast<std::int64_t>(values.size()) == rows * cols);
+  device_.copy(stream_, tensor.data, values.data(), tensor.bytes());
+  stream_.synchronize();
+  return tensor;
+}
+
+std::vector<float> to_host(Device& device, Stream& stream, const Tensor& tensor) {
+  std::vector<float> values(static_cast<std::size_t>(tensor.size()));
+  if (tensor.dtype == DType::kF32) {
+    device.copy(stream, values.data(), tensor.data, tensor.bytes());
+    stream.synchronize();
+    return values;
+  }
+  OCTET_ASSERT(tensor.dtype == DType::kBF16);
+  std::vector<BF16> narrow(values.size());
+  device.copy(stream, narrow.data(), tensor.data, tensor.bytes());
+  stream.synchronize();
+  std::transform(narrow.begin(), narrow.end(), values.begin(), [](BF16 x) { return static_cast<float>(x); });
+  return values;
+}
+
+bool agree(std::span<const float> actual, std::span<const float> expected, double tolerance) {
+  constexpr double kElementSlack = 20.0;
+  if (actual.size() != expected.size()) return false;
+  double square = 0.0, error = 0.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double difference = double{actual[i]} - double{expected[i]};
+    if (!std::isfinite(difference)) return false;
+    square += double{expected[i]} * double{expected[i]};
+    error += difference * difference;
+  }
+  if (std::sqrt(error) > tolerance * std::sqrt(square)) return false;
+  const double usual = std::sqrt(square / static_cast<double>(std::max<std::size_t>(expected.size(), 1)));
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double difference = std::abs(double{actual[i]} - double{expected[i]});
+    if (difference > kElementSlack * tolerance * (usual + std::abs(double{expected[i]}))) return false;
+  }
+  return true;
+}
+
+}  // namespace octet
