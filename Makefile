@@ -33,6 +33,7 @@ test-all: build
 	@OCTET_ALL_LAYOUTS=1 bash tests/run.sh $(BUILD)
 
 bench: build
+	@bash jobs/node_bench.sh $(BUILD)/octet $(BUILD)/bench.json
 	@bash jobs/bench.sh $(BUILD)/octet
 
 install: build
@@ -52,7 +53,7 @@ help:
 	@echo 'make test               build and run every test that this machine can run'
 	@echo 'make test-all           the same with every layout of the matrix instead of a pairwise-covering part'
 	@echo 'make build              build octet in $(BUILD)/'
-	@echo 'make bench              measure, where there are GPUs'
+	@echo 'make bench              measure this machine (octet bench), and where there are GPUs whole training runs'
 	@echo 'make install [PREFIX=]  install octet, decks and job scripts'
 	@echo 'make format, make lint  clang-format; clang-format, cppcheck and clang-tidy as checks'
 	@echo 'Variables: PRESET=cpu|cuda|debug  OCTET_CUDA=AUTO|ON|OFF  BUILD=folder  JOBS=n'

@@ -30,7 +30,7 @@ TEST(CommandLine, VersionNamesTheLibraries) {
 TEST(CommandLine, HelpListsCommandsAndExplainsEach) {
   const CommandResult overview = run_octet("help");
   EXPECT_EQ(overview.code, 0);
-  for (const std::string name : {"train", "pack", "inspect", "help"}) {
+  for (const std::string name : {"train", "pack", "inspect", "bench", "help"}) {
     EXPECT_TRUE(says(overview, "octet " + name));
     const CommandResult page = run_octet("help " + name);
     EXPECT_EQ(page.code, 0);
