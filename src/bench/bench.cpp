@@ -140,8 +140,8 @@ int run_bench(const World& world, const BenchRequest& request) {
                            device.name()));
     return run_parts(session, request.parts, json);
   } catch (const Error& error) {
-    // Files and checkpoints are agreed on by all ranks; anything else the others cannot know of.
-    if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kCheckpoint) throw;
+    // What decks and files are at fault for, all ranks agreed on; a failing device the others cannot know of.
+    if (error.kind() != ErrorKind::kDevice) throw;
     std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
                  error.what());
     world.abort(error.exit_code());

@@ -93,16 +93,20 @@ class IoBench {
 
   /// Tokens through the batch loader, as training reads them.
   void tokens(const std::string& path, const char* what, const TokenSource& source) {
-    const TokenFile file(path);
-    world_.together([&] { drop_cached(path); });
-    double cached = cached_share(path);
+    std::optional<TokenFile> file;
+    double cached = 0.0;
+    world_.together([&] {
+      file.emplace(path);
+      drop_cached(path);
+      cached = cached_share(path);
+    });
     MPI_Allreduce(MPI_IN_PLACE, &cached, 1, MPI_DOUBLE, MPI_MAX, world_.ranks());
-    MPI_Barrier(world_.ranks());
-    const TokenReading reading = read_tokens(session_, file, source);
+    TokenReading reading;
+    world_.together([&] { reading = read_tokens(session_, *file, source); });
     double slowest = reading.seconds, tokens = static_cast<double>(reading.tokens);
     MPI_Allreduce(MPI_IN_PLACE, &slowest, 1, MPI_DOUBLE, MPI_MAX, world_.ranks());
     MPI_Allreduce(MPI_IN_PLACE, &tokens, 1, MPI_DOUBLE, MPI_SUM, world_.ranks());
-    add(what, tokens * file.info().token_bytes, slowest, 0.0, cached, session_.everywhere(reading.correct),
+    add(what, tokens * file->info().token_bytes, slowest, 0.0, cached, session_.everywhere(reading.correct),
         tokens);
   }
 
@@ -127,8 +131,11 @@ class IoBench {
   /// Reads what was written, `path` being this rank's part of it, and compares.
   double read_back(const fs::path& path, double& cached, bool& right, const std::function<void()>& read) {
     back_.assign(state_.size(), -1.0f);
-    world_.together([&] { drop_cached(path); });
-    double share = cached_share(path);
+    double share = 0.0;
+    world_.together([&] {
+      drop_cached(path);
+      share = cached_share(path);
+    });
     MPI_Allreduce(MPI_IN_PLACE, &share, 1, MPI_DOUBLE, MPI_MAX, world_.ranks());
     cached = std::max(cached, share);
     const double time = seconds(read);

@@ -11,6 +11,8 @@ namespace octet {
 
 namespace {
 
+constexpr double kWarnAbove = 1.1;  ///< time of the slowest rank over that of the fastest
+
 /// y[rows, out] = x[rows, in]·w[out, in]ᵀ.
 struct Linear {
   const char* name;
@@ -27,31 +29,53 @@ std::int64_t inner_size(const Matmul& args) {
   return args.transpose_a ? args.a.rows : args.a.cols;
 }
 
-/// Compares elements of y with sums in float64: those of the first and last rows and columns, and of random
-/// ones between.
+/// Numbers below `count`: the first, the last, and some between.
+std::vector<std::int64_t> pick(std::int64_t count, std::uint64_t key) {
+  std::set<std::int64_t> picked{0, count - 1};
+  for (std::uint64_t i = 0; i < 7; ++i)
+    picked.insert(static_cast<std::int64_t>(mix(key, i) % static_cast<std::uint64_t>(count)));
+  return {picked.begin(), picked.end()};
+}
+
+/// Some rows, or columns, of a matrix. Columns are taken from the whole of it, piece by piece.
+std::vector<std::vector<float>> lines_of(BenchSession& session, const Tensor& matrix,
+                                         const std::vector<std::int64_t>& picked, bool columns) {
+  constexpr std::int64_t kPieceElements = 1 << 24;
+  std::vector<std::vector<float>> lines(picked.size());
+  const auto read = [&](std::int64_t row, std::int64_t count) {
+    return to_host(session.device, session.stream, matrix.row_range(row, count));
+  };
+  if (!columns) {
+    for (std::size_t i = 0; i < picked.size(); ++i) lines[i] = read(picked[i], 1);
+    return lines;
+  }
+  const std::int64_t piece = std::max<std::int64_t>(1, kPieceElements / matrix.cols);
+  for (std::int64_t row = 0; row < matrix.rows; row += piece) {
+    const std::int64_t count = std::min(piece, matrix.rows - row);
+    const std::vector<float> values = read(row, count);
+    for (std::int64_t r = 0; r < count; ++r) {
+      for (std::size_t i = 0; i < picked.size(); ++i)
+        lines[i].push_back(values[static_cast<std::size_t>(r * matrix.cols + picked[i])]);
+    }
+  }
+  return lines;
+}
+
+/// Compares elements of y with sums in float64: where some rows and columns cross.
 bool right(BenchSession& session, const Pass& pass) {
   const Matmul& args = pass.args;
-  const auto read = [&](const Tensor& tensor) { return to_host(session.device, session.stream, tensor); };
-  const std::vector<float> a = read(args.a), b = read(args.b), y = read(args.y);
-  const std::int64_t k = inner_size(args);
-  const auto pick = [](std::int64_t count, std::uint64_t key) {
-    std::set<std::int64_t> picked{0, count - 1};
-    for (std::uint64_t i = 0; i < 7; ++i)
-      picked.insert(static_cast<std::int64_t>(mix(key, i) % static_cast<std::uint64_t>(count)));
-    return picked;
-  };
+  const std::vector<std::int64_t> rows = pick(args.y.rows, 1), cols = pick(args.y.cols, 2);
+  const auto a = lines_of(session, args.a, rows, args.transpose_a);
+  const auto b = lines_of(session, args.b, cols, !args.transpose_b);
+  const auto y = lines_of(session, args.y, rows, false);
   // What a float32 sum of k products of unit size may be off by, and the rounding of the result.
-  const double sum_error = 2e-4 * std::sqrt(static_cast<double>(k));
+  const double sum_error = 2e-4 * std::sqrt(static_cast<double>(inner_size(args)));
   const double rounding = args.y.dtype == DType::kBF16 ? 1.0 / 256 : 0.0;
-  for (const std::int64_t i : pick(args.y.rows, 1)) {
-    for (const std::int64_t j : pick(args.y.cols, 2)) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    for (std::size_t j = 0; j < cols.size(); ++j) {
       double total = pass.accumulates_from_one ? 1.0 : 0.0;
-      for (std::int64_t p = 0; p < k; ++p) {
-        const float from_a = a[static_cast<std::size_t>(args.transpose_a ? p * args.a.cols + i : i * k + p)];
-        const float from_b = b[static_cast<std::size_t>(args.transpose_b ? j * k + p : p * args.b.cols + j)];
-        total += double{from_a} * double{from_b};
-      }
-      const double found = y[static_cast<std::size_t>(i * args.y.cols + j)];
+      for (std::size_t p = 0; p < a[i].size(); ++p) total += double{a[i][p]} * double{b[j][p]};
+      const double found = y[i][static_cast<std::size_t>(cols[j])];
       if (!(std::abs(found - total) <= sum_error + rounding * std::abs(total))) return false;
     }
   }
@@ -95,7 +119,7 @@ PartResult bench_matmul(BenchSession& session) {
 
   Stopwatch stopwatch = session.stopwatch();
   std::vector<nlohmann::json> rows;
-  double best = 0.0;
+  double best = 0.0, slowest_ms = 0.0, fastest_ms = 0.0;
   for (Linear& linear : linears) {
     linear.out = rows_within(session.limits, linear.out, linear.in, 0.0, result.notes);
     const double flops = 2.0 * static_cast<double>(linear.out) * static_cast<double>(linear.in);
@@ -126,6 +150,8 @@ PartResult bench_matmul(BenchSession& session) {
       const double work = 2.0 * static_cast<double>(y.size()) * static_cast<double>(inner_size(pass.args));
       const double tflops = work / timing.ms / 1e9;
       best = std::max(best, tflops);
+      slowest_ms += timing.ms;
+      fastest_ms += timing.fastest_ms;
       rows.push_back({{"product", linear.name},
                       {"pass", pass.name},
                       {"m", y.rows},
@@ -138,6 +164,10 @@ PartResult bench_matmul(BenchSession& session) {
       if (sizes.compute == DType::kBF16 && session.device.peak_flops() > 0)
         rows.back()["percent_of_peak"] = 100 * tflops * 1e12 / session.device.peak_flops();
     }
+  }
+  if (session.device.kind() == DeviceKind::kCuda && slowest_ms > kWarnAbove * fastest_ms) {
+    result.warnings.push_back(fmt::format("the slowest rank takes {:.2f} times as long as the fastest one",
+                                          slowest_ms / fastest_ms));
   }
   for (nlohmann::json& row : rows) {
     row["percent_of_best"] = 100 * row["tflops"].get<double>() / best;

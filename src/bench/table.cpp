@@ -30,10 +30,10 @@ std::size_t width(const std::string& text) {
 }  // namespace
 
 void ResultTable::add(nlohmann::json row) {
-  for (const auto& [key, value] : row.items()) {
-    const auto named = [&](const Column& column) { return column.key == key; };
+  for (const auto& cell : row.items()) {
+    const auto named = [&](const Column& column) { return column.key == cell.key(); };
     OCTET_ASSERT(std::any_of(columns_.begin(), columns_.end(), named));
-    if (value.is_number_float() && !std::isfinite(value.get<double>())) value = nullptr;
+    if (cell.value().is_number_float() && !std::isfinite(cell.value().get<double>())) cell.value() = nullptr;
   }
   for (const Column& column : columns_) {
     if (!row.contains(column.key)) row[column.key] = nullptr;

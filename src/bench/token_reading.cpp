@@ -90,12 +90,12 @@ TokenReading read_tokens(BenchSession& session, const TokenFile& file, const Tok
       std::clamp(token_count(session) / (cut.global * cut.sequence), kFewestSteps, kMostSteps);
   const auto begin = std::chrono::steady_clock::now();
   BatchLoader loader(file, order, cut, 0, static_cast<int>(session.deck.data.prefetch) + 2, session.device);
-  const std::vector<MicroBatch>* step = nullptr;
-  for (std::int64_t i = 0; i < steps; ++i) step = &loader.next();
+  for (std::int64_t i = 1; i < steps; ++i) loader.next();
+  const std::vector<MicroBatch>& last = loader.next();
   TokenReading reading;
   reading.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   reading.tokens = steps * cut.micro_batches() * cut.tokens();
-  reading.correct = right(*step, (steps - 1) * cut.global, cut, order, source);
+  reading.correct = right(last, (steps - 1) * cut.global, cut, order, source);
   return reading;
 }
 
