@@ -119,6 +119,7 @@ int run_bench(const World& world, const BenchRequest& request) {
   });
   const DeviceChoice choice = open_device(world, deck.run);
   Device& device = *choice.device;
+  world.together([&] { check_fp8(deck.precision.fp8, device.name(), device.compute_capability()); });
   try {
     const std::unique_ptr<Stream> stream = device.make_stream();
     BenchSession session{world,

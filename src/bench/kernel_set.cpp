@@ -35,6 +35,7 @@ class KernelMaker {
     embeddings();
     cross_entropy();
     optimizer();
+    if (sizes_.fp8) float8();
     return std::move(kernels_);
   }
 
@@ -214,6 +215,36 @@ class KernelMaker {
 
     const Tensor from = random_floats(1.0), to = zeros(1, n);
     add("cast", (4 + width_) * count, [=, this] { ops_.cast(stream_, from, to); }, {to});
+  }
+
+  /// The 8-bit copies of the MLP's gradient: as it lies, for the input gradient, and transposed.
+  void float8() {
+    const std::int64_t t = counts_.tokens, n = sizes_.inner;
+    const auto elements = static_cast<double>(t * n);
+    const DType type = sizes_.fp8_by_block ? DType::kE4M3 : DType::kE5M2;
+    const ScaleCut cut = sizes_.fp8_by_block ? ScaleCut::kRow128 : ScaleCut::kTensor;
+    const auto room = [&](std::int64_t rows, std::int64_t cols) {
+      const Tensor shape = scale_shape(cut, rows, cols);
+      return Scales{floats(shape.rows, shape.cols), cut};
+    };
+    Quantize args;
+    args.from = memory_.random(DType::kBF16, t, n);
+    args.codes = memory_.zeros(type, t, n);
+    args.transposed = memory_.zeros(type, n, t);
+    args.scales = room(t, n);
+    args.transposed_scales = room(n, t);
+    std::vector<Tensor> results{args.codes, args.transposed, args.scales.values};
+    if (cut == ScaleCut::kTensor) {
+      const Tensor largest = floats(1, 1);
+      args.largest = largest;
+      add("largest magnitude", 2 * elements,
+          [=, this] { ops_.largest_magnitude(stream_, args.from, largest); }, {largest});
+      ops_.largest_magnitude(stream_, args.from, largest);
+    }
+    add(
+        "8-bit copy and transpose", 4 * elements, [=, this] { ops_.quantize(stream_, args); }, results);
+    // Both copies are exact for their scales.
+    for (KernelResult& result : kernels_.back().results) result.accuracy = DType::kF32;
   }
 
   Ops& ops_;

@@ -11,6 +11,8 @@ namespace octet {
 LocalSizes::LocalSizes(const BenchSession& session)
     : shape(shape_of(session.deck.model)), compute(session.compute()) {
   const Deck& deck = session.deck;
+  fp8 = deck.precision.fp8 != "none";
+  fp8_by_block = deck.precision.fp8 == "block";
   const auto tensor = static_cast<int>(deck.parallel.tensor);
   const std::int64_t context = deck.parallel.context;
   batch = deck.batch.micro;
@@ -42,9 +44,10 @@ Workload workload_of(const LocalSizes& sizes, const AttentionShape& attention, b
 
 std::int64_t rows_within(const BenchLimits& limits, std::int64_t rows, std::int64_t cols,
                          double flops_per_row, std::vector<std::string>& notes) {
-  std::int64_t kept = std::min(rows, std::max<std::int64_t>(1, limits.elements / cols));
+  std::int64_t kept = std::min(rows, limits.elements / cols);
   if (flops_per_row * static_cast<double>(kept) > limits.flops)
-    kept = std::max<std::int64_t>(1, static_cast<std::int64_t>(limits.flops / flops_per_row));
+    kept = static_cast<std::int64_t>(limits.flops / flops_per_row);
+  if (kept < rows) kept = std::min(rows, std::max<std::int64_t>(kept - kept % 16, 16));
   const std::string note = "rows of the deck's shapes were left out, to be quick on CPU ranks";
   if (kept < rows && std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(note);
   return kept;

@@ -13,7 +13,8 @@ struct LocalSizes {
 
   ModelShape shape;
   DType compute = DType::kF32;
-  std::int64_t batch = 0, sequence = 0;  ///< samples, and tokens of each
+  bool fp8 = false, fp8_by_block = false;  ///< blocks' products in 8 bits; scales by 128 elements
+  std::int64_t batch = 0, sequence = 0;    ///< samples, and tokens of each
   std::int64_t tokens = 0;
   std::int64_t norm_tokens = 0;  ///< tokens that norms work on: fewer with sequence parallelism
   HeadLayout heads;
@@ -30,8 +31,8 @@ struct LocalSizes {
 /// For Ops::prepare: whatever a part runs on these sizes.
 Workload workload_of(const LocalSizes& sizes, const AttentionShape& attention, bool documents_apart);
 
-/// As many of `rows` as keep rows·cols within `elements` and rows·flops_per_row within the limits; at least
-/// one. Notes once in `notes` that rows were left out.
+/// As many of `rows` as keep rows·cols and rows·flops_per_row within the limits, a multiple of 16 where some
+/// are left out, but at least 16. Notes once in `notes` that rows were left out.
 std::int64_t rows_within(const BenchLimits& limits, std::int64_t rows, std::int64_t cols,
                          double flops_per_row, std::vector<std::string>& notes);
 

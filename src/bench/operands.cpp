@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <type_traits>
 
 #include "octet/base/rng.h"
 
@@ -66,19 +66,37 @@ Tensor Operands::put(const std::vector<float>& values, std::int64_t rows, std::i
   return tensor;
 }
 
-std::vector<float> to_host(Device& device, Stream& stream, const Tensor& tensor) {
-  std::vector<float> values(static_cast<std::size_t>(tensor.size()));
-  if (tensor.dtype == DType::kF32) {
-    device.copy(stream, values.data(), tensor.data, tensor.bytes());
-    stream.synchronize();
-    return values;
-  }
-  OCTET_ASSERT(tensor.dtype == DType::kBF16);
-  std::vector<BF16> narrow(values.size());
-  device.copy(stream, narrow.data(), tensor.data, tensor.bytes());
+namespace {
+
+template <typename T>
+std::vector<float> read(Device& device, Stream& stream, const Tensor& tensor) {
+  std::vector<T> stored(static_cast<std::size_t>(tensor.size()));
+  device.copy(stream, stored.data(), tensor.data, tensor.bytes());
   stream.synchronize();
-  std::transform(narrow.begin(), narrow.end(), values.begin(), [](BF16 x) { return static_cast<float>(x); });
+  if constexpr (std::is_same_v<T, float>) return stored;
+  std::vector<float> values(stored.size());
+  std::transform(stored.begin(), stored.end(), values.begin(), [](T x) { return static_cast<float>(x); });
   return values;
+}
+
+}  // namespace
+
+std::vector<float> to_host(Device& device, Stream& stream, const Tensor& tensor) {
+  switch (tensor.dtype) {
+    case DType::kF32:
+      return read<float>(device, stream, tensor);
+    case DType::kBF16:
+      return read<BF16>(device, stream, tensor);
+    case DType::kE4M3:
+      return read<E4M3>(device, stream, tensor);
+    case DType::kE5M2:
+      return read<E5M2>(device, stream, tensor);
+    case DType::kI32:
+    case DType::kF64:
+      break;
+  }
+  OCTET_ASSERT(!"a type that no measurement reads");
+  return {};
 }
 
 bool agree(std::span<const float> actual, std::span<const float> expected, double tolerance) {

@@ -255,6 +255,23 @@ TEST_F(Bench, FaultsOfOperatorsShowInTheirRows) {
   EXPECT_EQ(wrong(outcome, "kernels", "kernel"), (Names{"swiglu backward", "cross-entropy, second half"}));
 }
 
+TEST_F(Bench, EightBitProductsAndCopiesAreMeasuredWhereTheDeckHasThem) {
+  if (world_.size() > 1) return;  // they know nothing of other ranks
+  deck_.model.hidden = 128;
+  deck_.model.mlp = 128;
+  deck_.batch.sequence = 128;
+  deck_.precision.compute = "bf16";
+  for (const char* recipe : {"current", "block"}) {
+    deck_.precision.fp8 = recipe;
+    const Outcome outcome = run({"matmul", "kernels"});
+    EXPECT_EQ(outcome.code, 0) << printed_;
+    EXPECT_EQ(rows(outcome, "matmul").size(), 27u) << "three of each linear layer and of the head, three "
+                                                      "more of each linear layer";
+    EXPECT_NE(printed_.find("8-bit copy and transpose"), std::string::npos);
+    EXPECT_EQ(run({"matmul"}, {"weight gradient"}).code, 5);
+  }
+}
+
 TEST_F(Bench, AttentionOfContextRanksIsMeasuredOnTheirLastRun) {
   if (world_.size() == 1) return;  // one rank has whole samples
   deck_.parallel.tensor = 1;

@@ -44,7 +44,7 @@ class Operands {
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };
 
-/// The elements of a float32 or bfloat16 tensor; waits for the stream.
+/// The elements of a float32, bfloat16 or 8-bit tensor, without scales; waits for the stream.
 std::vector<float> to_host(Device& device, Stream& stream, const Tensor& tensor);
 
 /// Whether ‖actual - expected‖ <= tolerance·‖expected‖, no element is off by more than 20 tolerances of
