@@ -24,6 +24,7 @@ std::vector<bool> small_instances_right(BenchSession& session, const LocalSizes&
   const auto prepared = [&](std::unique_ptr<Ops> ops, DType compute) {
     Workload work = workload_of(sizes, attention, false);
     work.compute = compute;
+    work.tokens = std::max(work.tokens, kSmallTokens);
     ops->prepare(work);
     return ops;
   };
