@@ -67,6 +67,18 @@ std::vector<Region> BucketLayout::regions(int number, std::int64_t begin, std::i
   return result;
 }
 
+std::vector<std::pair<std::int64_t, std::int64_t>> BucketLayout::gaps(int number) const {
+  const Bucket& bucket = this->bucket(number);
+  std::vector<std::pair<std::int64_t, std::int64_t>> result;
+  for (std::size_t i = 0; i < bucket.entries.size(); ++i) {
+    const BucketEntry& entry = bucket.entries[i];
+    const std::int64_t end = entry.offset + entry.local.rows * entry.local.cols;
+    const std::int64_t next = i + 1 < bucket.entries.size() ? bucket.entries[i + 1].offset : bucket.size;
+    if (end < next) result.push_back({end, next});
+  }
+  return result;
+}
+
 std::vector<PlacedBox> BucketLayout::boxes(int number, std::int64_t begin, std::int64_t end) const {
   std::vector<PlacedBox> result;
   for (const BucketEntry& entry : bucket(number).entries) {

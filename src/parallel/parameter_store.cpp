@@ -166,6 +166,9 @@ void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads, bool
   timer_.begin(stream);
   stagings_[static_cast<std::size_t>(state(bucket).place)].free->block(stream);
   timer_.end(stream);
+  // Gaps hold what another bucket left in this buffer, which must not count in the gradient's norm.
+  for (const auto& [begin, end] : layout_.gaps(bucket))
+    ops_.fill(stream, state(bucket).gradients.range(begin, end - begin), 0.0f);
 }
 
 void ParameterStore::use(Stream& stream, int bucket, int next) {

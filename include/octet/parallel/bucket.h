@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "octet/model/parameter_table.h"
@@ -53,6 +54,8 @@ class BucketLayout {
 
   /// Elements [begin, end) of a bucket as runs of equal treatment, in order, covering all of it.
   std::vector<Region> regions(int bucket, std::int64_t begin, std::int64_t end) const;
+  /// The elements [begin, end) of a bucket that belong to no parameter: alignment, and padding at its end.
+  std::vector<std::pair<std::int64_t, std::int64_t>> gaps(int bucket) const;
   /// Elements [begin, end) of a bucket as boxes, at most three a parameter; padding has none.
   std::vector<PlacedBox> boxes(int bucket, std::int64_t begin, std::int64_t end) const;
 
