@@ -87,6 +87,8 @@ std::vector<DeckKey> layout_keys() {
       count(OCTET_KEY(parallel.shard_size), at_least(0),
             "replicas that share one set of ZeRO slices, such as those of a node; other sets hold copies; 0: "
             "all"),
+      flag(OCTET_KEY(parallel.overlap_optimizer),
+           "AdamW runs beside the next step's forward pass, which waits for each layer's new weights"),
       count(OCTET_KEY(parallel.chunks), at_least(1),
             "interleaved: virtual stages on each rank of the pipeline"),
       count(OCTET_KEY(parallel.nccl_max_ctas), between(0, 64),
@@ -158,6 +160,13 @@ std::vector<DeckKey> run_keys() {
       choice(OCTET_KEY(run.pin), {"auto", "none"},
              "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
+      flag(OCTET_KEY(run.tune_matmul),
+           "GPU: before the first step, time several ways to compute each matrix product and take the "
+           "fastest"),
+      text(
+          OCTET_KEY(run.tune_cache),
+          "folder that remembers those choices; empty: $XDG_CACHE_HOME/octet or ~/.cache/octet, else the run "
+          "folder; none: nowhere"),
       count(OCTET_KEY(run.evaluate_every), at_least(0), "steps between evaluations; 0: at the end only"),
       count(OCTET_KEY(run.evaluate_samples), at_least(0), "samples an evaluation; 0: the whole file"),
       count(OCTET_KEY(run.check_replicas), at_least(0),

@@ -63,8 +63,9 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       context_(make_communicator(grid_.context(), device, shared, "context")),
       pipeline_(make_communicator(grid_.pipeline(), device, shared, "pipeline")),
       stream_(device.make_stream()),
+      plans_(world, deck.run, device.kind()),
       ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
-                                             : make_cuda_ops(device, deck.run.deterministic)),
+                                             : make_cuda_ops(device, deck.run.deterministic, plans_.cache())),
       timer_(device),
       axis_(*tensor_, deck.parallel.sequence, timer_),
       layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), stages_.slices) {
@@ -215,16 +216,8 @@ void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars
   if (message) timer_.end(*stream_);
 }
 
-void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
-  OCTET_ASSERT(pending() < 2 && static_cast<std::int64_t>(batches.size()) == cut().micro_batches());
-  Slot& own = slot(queued_++);
-  own.measured = measured;
-  own.timing = timer_.restart(measured);
-  const Tensor memory = small_.tensor(scalars_);
-  auto* scalars = static_cast<StepScalars*>(memory.data);
-  if (phases_ != nullptr) phases_->begin_step();
-  enter(StepPhase::kUpload);
-  device_.zero(*stream_, scalars, kSummedBytes);
+void Engine::accumulate(const std::vector<MicroBatch>& batches, StepScalars* scalars) {
+  OCTET_ASSERT(static_cast<std::int64_t>(batches.size()) == cut().micro_batches());
   store_->begin_step(*stream_);
   network_->linears().begin_step(*stream_);
   std::vector<DeviceBatch> uploaded;
@@ -233,6 +226,39 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   for (const Action& action : stages_.schedule.ranks[static_cast<std::size_t>(grid_.place().pipeline)]) {
     execute(action, uploaded[static_cast<std::size_t>(action.micro_batch)], scalars);
   }
+}
+
+void Engine::warm_up(const std::vector<MicroBatch>& batches) {
+  OCTET_ASSERT(pending() == 0);
+  timer_.restart(false);
+  auto* scalars = static_cast<StepScalars*>(small_.tensor(evaluation_).data);
+  accumulate(batches, scalars);
+  store_->finish_gradients(*stream_, scalars);
+  stream_->synchronize();
+  restart_clock();
+}
+
+std::string Engine::tune(const std::vector<MicroBatch>& batches) {
+  if (!plans_.times()) return plans_.note();
+  warm_up(batches);
+  // Nothing that a product wrote in the warm-up is needed any more.
+  ops_->time_products(*stream_);
+  const std::string result = plans_.agree();
+  restart_clock();
+  return plans_.note() + "\n" + result;
+}
+
+void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
+  OCTET_ASSERT(pending() < 2);
+  Slot& own = slot(queued_++);
+  own.measured = measured;
+  own.timing = timer_.restart(measured);
+  const Tensor memory = small_.tensor(scalars_);
+  auto* scalars = static_cast<StepScalars*>(memory.data);
+  if (phases_ != nullptr) phases_->begin_step();
+  enter(StepPhase::kUpload);
+  device_.zero(*stream_, scalars, kSummedBytes);
+  accumulate(batches, scalars);
   enter(StepPhase::kReduction);
   store_->finish_gradients(*stream_, scalars);
   const auto& optimizer = deck_.optimizer;

@@ -151,9 +151,15 @@ int Trainer::run() {
   if (position_.step < last) say(world_, log_heading());
   BatchLoader loader(*data_.train, order, engine_.cut(), position_.samples,
                      static_cast<int>(deck_.data.prefetch) + 2, *device_);
+  bool tuned = false;
   while (position_.step < last) {
     const std::vector<MicroBatch>& batches = loader.next();
     data_ms_ += loader.waited_ms();
+    if (!tuned) {
+      tuned = true;
+      const std::string tuning = engine_.tune(batches);
+      if (!tuning.empty()) say(world_, tuning);
+    }
     ++position_.step;
     position_.samples += deck_.batch.global;
     engine_.step(batches, due(deck_.log.every) || position_.step == last);

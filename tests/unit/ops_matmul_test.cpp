@@ -1,3 +1,4 @@
+#include "octet/ops/plan_cache.h"
 #include "ops_fixture.h"
 
 namespace octet::test {
@@ -53,6 +54,82 @@ TEST_P(MatmulTest, EveryFormEqualsTheSumOfProducts) {
           s.k, transpose_a, transpose_b, accumulate, with_bias, name_of(args.y.dtype));
     }
   }
+}
+
+TEST_P(MatmulTest, TimedPlansComputeTheSameProductsAndAreRememberedBitwise) {
+  PlanCache plans;
+  Workbench timing(GetParam(), workload(), &plans);
+  const Sizes s{96, 160, 520};
+  struct Form {
+    Matrix a, b, bias, start;
+    bool transpose_a, accumulate;
+  };
+  std::vector<Form> forms;
+  for (int form = 0; form < 4; ++form) {
+    const bool transpose_a = form & 1;
+    forms.push_back({transpose_a ? random(s.k, s.m) : random(s.m, s.k), random(s.k, s.n), random(1, s.n),
+                     random(s.m, s.n), transpose_a, (form & 2) != 0});
+  }
+  const auto compute = [&](Workbench& bench) {
+    std::vector<Matrix> results;
+    for (const Form& form : forms) {
+      const Tensor y = form.accumulate ? bench.put_float(form.start) : bench.blank(s.m, s.n);
+      Matmul args{bench.put(form.a), bench.put(form.b), form.transpose_a, false, y, form.accumulate, {}};
+      if (!form.accumulate) args.bias = bench.put(form.bias);
+      bench.ops().matmul(bench.stream(), args);
+      results.push_back(bench.get(y));
+    }
+    return results;
+  };
+  compute(timing);
+  timing.ops().time_products(timing.stream());
+  const std::vector<Matrix> timed = compute(timing);
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    const Form& form = forms[i];
+    const Matrix expected =
+        expected_product(form.a, form.transpose_a, form.b, false, form.accumulate ? nullptr : &form.bias,
+                         form.accumulate ? &form.start : nullptr, s);
+    EXPECT_TRUE(close(timed[i], expected, form.accumulate ? 1e-5 : tolerance(), std::sqrt(520.0)));
+  }
+  const std::string chosen = plans.added_text();
+  if (GetParam().device == DeviceKind::kCuda) {
+    EXPECT_EQ(plans.added(), forms.size());
+  }
+
+  PlanCache remembered;
+  ASSERT_TRUE(remembered.take(chosen));
+  Workbench later(GetParam(), workload(), &remembered);
+  const std::vector<Matrix> again = compute(later);
+  for (std::size_t i = 0; i < forms.size(); ++i) EXPECT_EQ(again[i].values, timed[i].values);
+  later.ops().time_products(later.stream());
+  EXPECT_EQ(remembered.added(), 0u) << "a remembered product was timed again";
+}
+
+TEST_P(MatmulTest, DamagedPlanIsForgotten) {
+  PlanCache timed;
+  Workbench bench(GetParam(), workload(), &timed);
+  const Matrix a = random(64, 128), b = random(128, 64);
+  const auto compute = [&](Workbench& on) {
+    const Tensor y = on.blank(64, 64);
+    on.ops().matmul(on.stream(), {.a = on.put(a), .b = on.put(b), .y = y});
+    return on.get(y);
+  };
+  compute(bench);
+  bench.ops().time_products(bench.stream());
+  // The same keys with plans that are no algorithm at all.
+  std::string text = timed.added_text();
+  for (std::size_t at = text.find("\"plan\": \""); at != std::string::npos;
+       at = text.find("\"plan\": \"", at)) {
+    at += 9;
+    while (text[at] != '"') text[at++] = 'f';
+  }
+  PlanCache damaged;
+  ASSERT_TRUE(damaged.take(text));
+  Workbench again(GetParam(), workload(), &damaged);
+  EXPECT_TRUE(close(compute(again), expected_product(a, false, b, false, nullptr, nullptr, {64, 64, 128}),
+                    tolerance(), std::sqrt(128.0)));
+  again.ops().time_products(again.stream());
+  EXPECT_EQ(damaged.added(), timed.added());
 }
 
 OCTET_TEST_BACKENDS_AND_TYPES(MatmulTest);

@@ -33,6 +33,7 @@ struct Deck {
     std::int64_t nccl_max_ctas = 0;           ///< of gradient and parameter collectives; 0: NCCL's choice
     std::string nccl_cta_policy = "default";  ///< default | efficiency | zero
     std::int64_t nccl_traffic_class = -1;     ///< -1: NCCL's choice
+    bool overlap_optimizer = false;           ///< AdamW of later layers beside the next step's first ones
   } parallel;
   struct Batch {
     std::int64_t sequence = 0, micro = 1, global = 0;
@@ -78,6 +79,8 @@ struct Deck {
     std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
     std::string pin = "auto";  ///< auto | none
+    bool tune_matmul = false;  ///< GPU: products by the fastest of several ways, found by timing
+    std::string tune_cache;    ///< folder where they are remembered; empty: the user's cache; none: nowhere
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
     std::int64_t check_replicas = 0;
     std::int64_t max_skipped = 10;  ///< skipped steps in a row before the run ends with exit code 6

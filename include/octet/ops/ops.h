@@ -9,6 +9,8 @@
 
 namespace octet {
 
+class PlanCache;
+
 /// How the scales of an 8-bit matrix are cut. Their layout is the one that matrix units take.
 enum class ScaleCut {
   kTensor,    ///< one for all: [1, 1]
@@ -180,6 +182,11 @@ class Ops {
   virtual std::int64_t workspace_bytes() const = 0;
 
   virtual void matmul(Stream& stream, const Matmul& args) = 0;
+  /// Where the operators have a PlanCache: times several ways to compute every product asked for so far that
+  /// it does not know, on the operands of its first use, and adds the fastest. Later products take what the
+  /// cache then says. Waits for the device; their y is overwritten, so all of them must still be there and
+  /// none of them needed.
+  virtual void time_products(Stream&) {}
 
   /// largest[0] = the largest magnitude in x (bfloat16), NaNs passed over; float32 [1, 1].
   virtual void largest_magnitude(Stream& stream, Tensor x, Tensor largest) = 0;
@@ -291,7 +298,9 @@ class Ops {
 std::unique_ptr<Ops> make_cpu_ops(int threads);
 /// cuBLASLt, cuDNN and own kernels. All give the same bits every time but for the attention gradient in
 /// bfloat16, which adds query gradients in varying order unless `deterministic`; that costs
-/// 2·batch·heads·sequence² bytes. Throws Error(kDevice) in a build without CUDA.
-std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic);
+/// 2·batch·heads·sequence² bytes. With `plans`, which outlives the operators, products are computed as it
+/// says; without it, or where it says nothing, by cuBLASLt's first proposal. Throws Error(kDevice) in a build
+/// without CUDA.
+std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic, PlanCache* plans = nullptr);
 
 }  // namespace octet

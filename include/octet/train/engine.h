@@ -13,6 +13,7 @@
 #include "octet/parallel/parameter_store.h"
 #include "octet/runtime/grid.h"
 #include "octet/runtime/world.h"
+#include "octet/train/shared_plans.h"
 #include "octet/train/stage_plan.h"
 
 namespace octet {
@@ -58,6 +59,12 @@ class Engine {
   /// From the next step on, marks in `phases` what each part of a step takes; null: nothing. Not during
   /// evaluations.
   void time_phases(PhaseTimer* phases);
+  /// Runs the forward and backward passes of a step and forgets what came of them, so that what is made at
+  /// first use is made.
+  void warm_up(const std::vector<MicroBatch>& batches);
+  /// With run.tune_matmul on a GPU: warms up, and chooses how matrix products are computed, alike on all
+  /// ranks. Before the first step, whose micro-batches serve. Returns what happened in words, if anything.
+  std::string tune(const std::vector<MicroBatch>& batches);
   /// Marks "now" as the start of the next step's time, after a pause such as an evaluation.
   void restart_clock();
   /// Steps queued whose result was not taken yet: 0 to 2.
@@ -84,6 +91,8 @@ class Engine {
   void enter(StepPhase phase) {
     if (phases_ != nullptr) phases_->enter(*stream_, phase);
   }
+  /// Queues the forward and backward passes of a step.
+  void accumulate(const std::vector<MicroBatch>& batches, StepScalars* scalars);
   void execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars);
   /// Forward pass of one micro-batch through all stages in turn.
   void evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars);
@@ -108,6 +117,7 @@ class Engine {
   std::unique_ptr<Communicator> embedding_gradients_,
       embedding_parameters_;  ///< null where no embedding is shared
   std::unique_ptr<Stream> stream_;
+  SharedPlans plans_;
   std::unique_ptr<Ops> ops_;
   StreamTimer timer_;
   PhaseTimer* phases_ = nullptr;

@@ -54,7 +54,7 @@ void check_attention(const AttentionShape& shape, const AttentionOperands& opera
 CudaOps::CudaOps(Device& device, const CudaOpsOptions& options)
     : ordinal_(make_current(device)),
       scratch_(device, attribute(ordinal_, cudaDevAttrMultiProcessorCount)),
-      matmul_(scratch_, architecture_of(ordinal_), options.timed_matmul_plans),
+      matmul_(scratch_, device.name(), architecture_of(ordinal_), options.matmul_plans),
       attention_(scratch_, options.deterministic_attention) {}
 
 cudaStream_t CudaOps::enter(Stream& stream) const {
@@ -104,6 +104,10 @@ void CudaOps::remember_largest(Stream& stream, Tensor seen, Tensor history, Tens
                                const StepScalars* scalars) {
   check_history(seen, history, largest);
   cuda::remember_largest(enter(stream), seen, history, largest, scalars);
+}
+
+void CudaOps::time_products(Stream& stream) {
+  matmul_.time_products(enter(stream));
 }
 
 void CudaOps::norm_forward(Stream& stream, const NormForward& a) {
@@ -275,9 +279,9 @@ void CudaOps::fill(Stream& stream, Tensor values, float value) {
   cuda::fill(enter(stream), values, value);
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic) {
+std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic, PlanCache* plans) {
   return std::make_unique<CudaOps>(
-      device, CudaOpsOptions{.timed_matmul_plans = false, .deterministic_attention = deterministic});
+      device, CudaOpsOptions{.matmul_plans = plans, .deterministic_attention = deterministic});
 }
 
 }  // namespace octet

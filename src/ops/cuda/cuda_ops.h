@@ -13,7 +13,7 @@ namespace octet {
 
 /// What trades speed for sameness of results from run to run.
 struct CudaOpsOptions {
-  bool timed_matmul_plans = false;
+  PlanCache* matmul_plans = nullptr;  ///< how to compute products, by earlier timing
   bool deterministic_attention = false;
 };
 
@@ -32,6 +32,7 @@ class CudaOps final : public Ops {
   void quantize(Stream& stream, const Quantize& args) override;
   void remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
                         const StepScalars* scalars) override;
+  void time_products(Stream& stream) override;
 
   void norm_forward(Stream& stream, const NormForward& args) override;
   void norm_backward(Stream& stream, const NormBackward& args) override;

@@ -1,17 +1,22 @@
 #include "matmul_plans.h"
 
 #include <algorithm>
-#include <limits>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <type_traits>
 
 #include "../../runtime/cuda/cuda_check.h"
 #include "drivers.h"
+#include "launch_timing.h"
 #include "octet/base/error.h"
+#include "octet/ops/plan_cache.h"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kProposals = 8;
-constexpr int kTimedRuns = 3;
+constexpr int kProposals = 8, kTimedProposals = 24;
+static_assert(sizeof(cublasLtMatmulAlgo_t) == 64 && std::is_trivially_copyable_v<cublasLtMatmulAlgo_t>);
 
 void check_cublas(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -42,6 +47,18 @@ cublasLtMatmulMatrixScale_t scale_mode(ScaleCut cut) {
       break;
   }
   return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+
+const char* text_of(ScaleCut cut) {
+  switch (cut) {
+    case ScaleCut::kRow128:
+      return " scaled by 1x128";
+    case ScaleCut::kSquare128:
+      return " scaled by 128x128";
+    case ScaleCut::kTensor:
+      break;
+  }
+  return "";
 }
 
 // The largest power of two, up to 256, that divides the address.
@@ -98,8 +115,11 @@ void describe_float8(cublasLtMatmulDesc_t operation, const Matmul& args) {
 
 }  // namespace
 
-MatmulPlans::MatmulPlans(Scratch& scratch, int architecture, bool timed)
-    : scratch_(&scratch), workspace_((architecture >= 90 ? 64 : 32) << 20), timed_(timed) {
+MatmulPlans::MatmulPlans(Scratch& scratch, const std::string& device, int architecture, PlanCache* cache)
+    : scratch_(&scratch),
+      workspace_((architecture >= 90 ? 64 : 32) << 20),
+      cache_(cache),
+      context_(fmt::format("{}, sm_{}, cublasLt {}", device, architecture, cublasLtGetVersion())) {
   cublasLtHandle_t handle = nullptr;
   check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
   handle_.reset(handle);
@@ -127,8 +147,9 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
 
 // cuBLAS is column-major: yᵀ = bᵀ·aᵀ, so the operands change places and each stored matrix is its own
 // transpose.
-MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, const Matmul& args) {
+MatmulPlans::Plan MatmulPlans::make_plan(const Key& key, const Matmul& args) const {
   Plan plan;
+  plan.first_use = args;
   cublasLtMatmulDesc_t operation = nullptr;
   check_cublas(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                "cublasLtMatmulDescCreate");
@@ -140,33 +161,34 @@ MatmulPlans::Plan MatmulPlans::make_plan(cudaStream_t stream, const Key& key, co
   plan.b.reset(make_layout(args.b));
   plan.y.reset(make_layout(args.y));
 
-  std::vector<cublasLtMatmulHeuristicResult_t> results;
+  std::vector<cublasLtMatmulAlgo_t> results;
   if (key.bias) {
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
     set_bias(operation, args.bias);
-    results = proposals(key, plan);
+    results = proposals(key, plan, kProposals, workspace_);
     plan.adds_bias = !results.empty();
   }
   if (results.empty()) {
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-    results = proposals(key, plan);
+    results = proposals(key, plan, kProposals, workspace_);
   }
   if (results.empty()) {
     fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a product of {} [{}, {}] and {} [{}, {}] into {}",
          name_of(key.a), key.m, key.k, name_of(key.b), key.k, key.n, name_of(key.result));
   }
   // cppcheck-suppress containerOutOfBounds ; fail() does not return
-  plan.algorithm = results.front().algo;
-  if (timed_ && !key.accumulate) choose_fastest(stream, plan, args, results);
+  plan.algorithm = results.front();
+  recall(key, plan);
   return plan;
 }
 
-std::vector<cublasLtMatmulHeuristicResult_t> MatmulPlans::proposals(const Key& key, const Plan& plan) const {
+std::vector<cublasLtMatmulAlgo_t> MatmulPlans::proposals(const Key& key, const Plan& plan, int most,
+                                                         std::int64_t workspace) const {
   cublasLtMatmulPreference_t created = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&created), "cublasLtMatmulPreferenceCreate");
   const Handle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference(created);
-  set(created, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace_));
+  set(created, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::size_t>(workspace));
   // Parts of a split product may be added in the result only where that is float32.
   const std::uint32_t reductions =
       key.result == DType::kF32 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_INPLACE
@@ -177,44 +199,77 @@ std::vector<cublasLtMatmulHeuristicResult_t> MatmulPlans::proposals(const Key& k
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<std::uint32_t>(key.alignment_y));
   set(created, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<std::uint32_t>(key.alignment_y));
 
-  std::vector<cublasLtMatmulHeuristicResult_t> results(kProposals);
+  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<std::size_t>(most));
   int count = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(),
-                                     plan.y.get(), plan.y.get(), created, kProposals, results.data(), &count);
+                                     plan.y.get(), plan.y.get(), created, most, results.data(), &count);
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
-  results.resize(static_cast<std::size_t>(count));
-  return results;
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < count; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = results[static_cast<std::size_t>(i)];
+    if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(result.algo);
+  }
+  return algorithms;
 }
 
-void MatmulPlans::choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& args,
-                                 const std::vector<cublasLtMatmulHeuristicResult_t>& results) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  OCTET_CUDA(cudaEventCreate(&begin));
-  const Handle<cudaEvent_t, cudaEventDestroy> begin_owner(begin);
-  OCTET_CUDA(cudaEventCreate(&end));
-  const Handle<cudaEvent_t, cudaEventDestroy> end_owner(end);
-  cublasLtMatmulAlgo_t best = plan.algorithm;
-  float best_time = std::numeric_limits<float>::infinity();
-  for (const cublasLtMatmulHeuristicResult_t& result : results) {
-    plan.algorithm = result.algo;
-    if (launch(stream, plan, args) != CUBLAS_STATUS_SUCCESS) continue;  // warms up
-    float fastest = std::numeric_limits<float>::infinity();
-    for (int repeat = 0; repeat < kTimedRuns; ++repeat) {
-      OCTET_CUDA(cudaEventRecord(begin, stream));
-      check_cublas(launch(stream, plan, args), "cublasLtMatmul");
-      OCTET_CUDA(cudaEventRecord(end, stream));
-      OCTET_CUDA(cudaEventSynchronize(end));
-      float milliseconds = 0.0f;
-      OCTET_CUDA(cudaEventElapsedTime(&milliseconds, begin, end));
-      fastest = std::min(fastest, milliseconds);
-    }
-    if (fastest < best_time) {
-      best_time = fastest;
-      best = result.algo;
+std::string MatmulPlans::text_of(const Key& key, const Plan& plan) const {
+  return fmt::format("{}: {} [{}, {}]{}{} x {} [{}, {}]{}{} to {}{}{}, aligned {} {} {}, workspace {} MiB",
+                     context_, name_of(key.a), key.m, key.k, key.transpose_a ? "T" : "",
+                     cuda::text_of(key.a_cut), name_of(key.b), key.k, key.n, key.transpose_b ? "T" : "",
+                     cuda::text_of(key.b_cut), name_of(key.result), key.accumulate ? ", added" : "",
+                     plan.adds_bias ? ", with bias" : "", key.alignment_a, key.alignment_b, key.alignment_y,
+                     workspace_ >> 20);
+}
+
+void MatmulPlans::recall(const Key& key, Plan& plan) const {
+  if (cache_ == nullptr) return;
+  const std::string name = text_of(key, plan);
+  const TimedPlan* found = cache_->find(name);
+  if (found == nullptr) return;
+  cublasLtMatmulAlgo_t algorithm;
+  cublasLtMatmulHeuristicResult_t check{};
+  if (found->plan.size() == sizeof algorithm) {
+    std::memcpy(&algorithm, found->plan.data(), sizeof algorithm);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(), plan.y.get(),
+                                plan.y.get(), &algorithm, &check);
+    if (status == CUBLAS_STATUS_SUCCESS && check.workspaceSize <= static_cast<std::size_t>(workspace_)) {
+      plan.algorithm = algorithm;
+      plan.remembered = true;
+      return;
     }
   }
-  plan.algorithm = best;
+  cache_->reject(name);
+}
+
+void MatmulPlans::time_products(cudaStream_t stream) {
+  if (cache_ == nullptr) return;
+  for (auto& [key, plan] : plans_) {
+    if (!plan.remembered) choose_fastest(stream, key, plan);
+  }
+  plans_.clear();
+}
+
+void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan) {
+  std::vector<cublasLtMatmulAlgo_t> algorithms = proposals(key, plan, kTimedProposals, workspace_);
+  // The library lists few algorithms that need no workspace where it may have much.
+  for (const cublasLtMatmulAlgo_t& other : proposals(key, plan, kTimedProposals / 2, 0)) {
+    const auto same = [&](const cublasLtMatmulAlgo_t& one) {
+      return std::memcmp(&one, &other, sizeof one) == 0;
+    };
+    if (std::none_of(algorithms.begin(), algorithms.end(), same)) algorithms.push_back(other);
+  }
+  if (plan.adds_bias) set_bias(plan.operation.get(), plan.first_use.bias);
+  if (is_float8(key.a)) set_scales(plan.operation.get(), plan.first_use);
+  const auto run = [&](std::size_t number) {
+    plan.algorithm = algorithms[number];
+    return launch(stream, plan, plan.first_use) == CUBLAS_STATUS_SUCCESS;
+  };
+  const std::optional<FastestLaunch> fastest = find_fastest(stream, algorithms.size(), run);
+  if (!fastest) return;
+  const auto* bytes = reinterpret_cast<const std::byte*>(&algorithms[fastest->number]);
+  cache_->add(text_of(key, plan), {{bytes, bytes + sizeof(cublasLtMatmulAlgo_t)}, fastest->microseconds});
 }
 
 cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const Matmul& args) {
@@ -230,7 +285,7 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   const bool fuse_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
   const Key key = key_of(args, fuse_bias);
   auto found = plans_.find(key);
-  if (found == plans_.end()) found = plans_.emplace(key, make_plan(stream, key, args)).first;
+  if (found == plans_.end()) found = plans_.emplace(key, make_plan(key, args)).first;
   const Plan& plan = found->second;
   if (plan.adds_bias) set_bias(plan.operation.get(), args.bias);
   if (is_float8(key.a)) set_scales(plan.operation.get(), args);

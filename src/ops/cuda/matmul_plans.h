@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "handle.h"
@@ -12,19 +13,22 @@
 
 namespace octet::cuda {
 
-/// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: the library's
-/// first proposal, or with `timed` the fastest of several proposals on the operands at hand (products that
-/// accumulate are never timed). Timing may choose differently from run to run, so results may then differ in
-/// the last bits.
+/// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: what the cache
+/// says, where there is one and it knows the product on this device, or the library's first proposal.
 class MatmulPlans {
  public:
-  MatmulPlans(Scratch& scratch, int architecture, bool timed);
+  /// `device`: its name, part of what the cache's choices hold for. `cache` may be null.
+  MatmulPlans(Scratch& scratch, const std::string& device, int architecture, PlanCache* cache);
 
   /// Bytes of scratch that the algorithms may use.
   std::int64_t workspace_bytes() const { return workspace_; }
   void run(cudaStream_t stream, const Matmul& args);
+  /// See Ops::time_products. Timing may choose differently from run to run, so results may then differ in the
+  /// last bits; a choice that the cache knows is never timed again.
+  void time_products(cudaStream_t stream);
 
  private:
+  /// What an algorithm is chosen for. All of it also goes into text_of.
   struct Key {
     std::int64_t m, n, k;
     bool transpose_a, transpose_b, accumulate, bias;
@@ -39,19 +43,26 @@ class MatmulPlans {
     Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> a, b, y;
     cublasLtMatmulAlgo_t algorithm;
     bool adds_bias = false;
+    bool remembered = false;  ///< the algorithm is the cache's
+    Matmul first_use;
   };
 
   static Key key_of(const Matmul& args, bool fuse_bias);
-  Plan make_plan(cudaStream_t stream, const Key& key, const Matmul& args);
-  /// Proposals for the product that a plan describes, best first.
-  std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Key& key, const Plan& plan) const;
-  void choose_fastest(cudaStream_t stream, Plan& plan, const Matmul& args,
-                      const std::vector<cublasLtMatmulHeuristicResult_t>& results);
+  Plan make_plan(const Key& key, const Matmul& args) const;
+  /// Proposals for the product that a plan describes, best first, with at most so much workspace.
+  std::vector<cublasLtMatmulAlgo_t> proposals(const Key& key, const Plan& plan, int most,
+                                              std::int64_t workspace) const;
+  /// The name of a product in the cache.
+  std::string text_of(const Key& key, const Plan& plan) const;
+  /// Takes the algorithm that the cache has, if any; forgets it there where the library refuses it.
+  void recall(const Key& key, Plan& plan) const;
+  void choose_fastest(cudaStream_t stream, const Key& key, Plan& plan);
   cublasStatus_t launch(cudaStream_t stream, const Plan& plan, const Matmul& args);
 
   Scratch* scratch_;
   std::int64_t workspace_;
-  bool timed_;
+  PlanCache* cache_;
+  std::string context_;  ///< device and library, as the cache's keys begin
   Handle<cublasLtHandle_t, cublasLtDestroy> handle_;
   std::map<Key, Plan> plans_;
 };
