@@ -216,8 +216,9 @@ void Network::embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gr
 }
 
 void Network::forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch,
-                      StepScalars* scalars) {
+                      StepScalars* scalars, const std::function<void()>& before_output) {
   const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, true);
+  before_output();
   if (at(chunk).head) {
     head(stream, values, batch, gradient(place), scalars);
   } else {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "octet/base/error.h"
+#include "pipeline_cost.h"
 
 namespace octet {
 
@@ -25,15 +26,14 @@ class Simulation {
   }
 
   PipelineTimeline run() {
-    bool progress = true;
-    while (progress) {
-      progress = false;
+    if (transfer_ == Transfer::kStreams) {
+      timeline_.ranks = simulate_streams(schedule_, costs_);
       for (int rank = 0; rank < schedule_.stages; ++rank) {
-        while (step(rank)) progress = true;
+        for (const TimedAction& timed : timeline_.ranks[static_cast<std::size_t>(rank)])
+          clock(rank) = std::max(clock(rank), timed.end);
       }
-    }
-    for (int rank = 0; rank < schedule_.stages; ++rank) {
-      if (next(rank)) refuse_deadlock(rank);
+    } else {
+      run_in_list_order();
     }
     timeline_.makespan = *std::max_element(clock_.begin(), clock_.end());
     for (int rank = 0; rank < schedule_.stages; ++rank) {
@@ -45,6 +45,18 @@ class Simulation {
   }
 
  private:
+  void run_in_list_order() {
+    bool progress = true;
+    while (progress) {
+      progress = false;
+      for (int rank = 0; rank < schedule_.stages; ++rank) {
+        while (step(rank)) progress = true;
+      }
+    }
+    for (int rank = 0; rank < schedule_.stages; ++rank) {
+      if (next(rank)) refuse_deadlock(rank);
+    }
+  }
   /// What a rank does next, if anything.
   std::optional<Action> next(int rank) const {
     const auto number = timeline_.ranks[static_cast<std::size_t>(rank)].size();
@@ -56,19 +68,7 @@ class Simulation {
     return costs_.size() == 1 ? costs_[0] : costs_[static_cast<std::size_t>(stage)];
   }
   double computing_time(int rank, const Action& action) const {
-    const StageCost& cost = this->cost(schedule_.virtual_stage(rank, action.chunk));
-    switch (action.kind) {
-      case ActionKind::kForward:
-        return cost.forward;
-      case ActionKind::kBackward:
-        return cost.backward_input + cost.backward_weight;
-      case ActionKind::kBackwardInput:
-        return cost.backward_input;
-      case ActionKind::kBackwardWeight:
-        return cost.backward_weight;
-      default:
-        return 0;
-    }
+    return octet::computing_time(cost(schedule_.virtual_stage(rank, action.chunk)), action.kind);
   }
   double work(int rank) const {
     double sum = 0;
@@ -77,12 +77,8 @@ class Simulation {
     }
     return sum;
   }
-  /// The same number at both ends of a message.
   std::size_t message_number(int rank, const Action& action) const {
-    const int way = is_forward_message(action.kind) ? 0 : 1;
-    return static_cast<std::size_t>((way * schedule_.virtual_stages() + schedule_.boundary(rank, action)) *
-                                        schedule_.micro_batches +
-                                    action.micro_batch);
+    return static_cast<std::size_t>(octet::message_number(schedule_, rank, action));
   }
   double& clock(int rank) { return clock_[static_cast<std::size_t>(rank)]; }
   void finish(int rank, const Action& action, double end) {

@@ -153,6 +153,7 @@ void validate(const PipelineSchedule& schedule) {
   for (int rank = 0; rank < schedule.stages; ++rank) RankCheck(schedule, rank).run();
   check_message_order(schedule);
   simulate(schedule, {StageCost{}}, Transfer::kRendezvous);
+  simulate(schedule, {StageCost{}}, Transfer::kStreams);
 }
 
 }  // namespace octet

@@ -32,6 +32,10 @@ Fp8Recipe fp8_recipe(const Deck& deck) {
   return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
 }
 
+/// For messages between stages: while NCCL's kernels wait for the other end they keep processors from
+/// computing, and a message has the time of a whole stage to pass.
+constexpr CommunicatorSettings kMessageSettings{.max_ctas = 4};
+
 /// For what data ranks exchange behind the computation.
 CommunicatorSettings data_settings(const Deck::Parallel& parallel) {
   CommunicatorSettings settings;
@@ -61,12 +65,16 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       copies_(make_communicator(grid_.copies(), device, shared, "data (copies of slices)",
                                 data_settings(deck.parallel))),
       context_(make_communicator(grid_.context(), device, shared, "context")),
-      pipeline_(make_communicator(grid_.pipeline(), device, shared, "pipeline")),
       stream_(device.make_stream()),
       plans_(world, deck.run, device.kind()),
       ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
                                              : make_cuda_ops(device, deck.run.deterministic, plans_.cache())),
       timer_(device),
+      messages_(
+          device, stages_,
+          make_communicator(grid_.pipeline(), device, shared, "pipeline (activations)", kMessageSettings),
+          make_communicator(grid_.pipeline(), device, shared, "pipeline (gradients)", kMessageSettings),
+          timer_),
       axis_(*tensor_, deck.parallel.sequence, timer_),
       layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), stages_.slices) {
   const BatchCut cut = this->cut();
@@ -183,37 +191,29 @@ DeviceBatch Engine::upload(const MicroBatch& batch, int index) {
 void Engine::execute(const Action& action, const DeviceBatch& batch, StepScalars* scalars) {
   const Place& place =
       stages_.places[static_cast<std::size_t>(action.chunk)][static_cast<std::size_t>(action.micro_batch)];
-  const bool message = is_message(action.kind);
-  const int peer = message ? stages_.schedule.peer(grid_.place().pipeline, action) : 0;
-  const bool forward = action.kind == ActionKind::kForward;
-  enter(message ? StepPhase::kMessages : forward ? StepPhase::kForward : StepPhase::kBackward);
-  if (message) timer_.begin(*stream_);
+  if (is_message(action.kind)) {
+    enter(StepPhase::kMessages);
+    const Tensor values = action.kind == ActionKind::kSendForward      ? network_->output(place)
+                          : action.kind == ActionKind::kReceiveForward ? network_->input(action.chunk, place)
+                                                                       : network_->gradient(place);
+    return messages_.pass(*stream_, action, values, stages_.schedule.peer(grid_.place().pipeline, action));
+  }
+  enter(action.kind == ActionKind::kForward ? StepPhase::kForward : StepPhase::kBackward);
   store_->begin_micro_batch(action.micro_batch);
+  messages_.begin(*stream_, action);
   switch (action.kind) {
     case ActionKind::kForward:
-      network_->forward(*stream_, action.chunk, place, batch, scalars);
-      break;
-    case ActionKind::kBackward:
-    case ActionKind::kBackwardInput:
-      network_->backward(*stream_, action.chunk, place, batch);
+      network_->forward(*stream_, action.chunk, place, batch, scalars,
+                        [&] { messages_.make_room(*stream_, action); });
       break;
     case ActionKind::kBackwardWeight:
       network_->backward_weights(*stream_, action.chunk, place);
       break;
-    case ActionKind::kSendForward:
-      pipeline_->send(*stream_, network_->output(place), peer);
-      break;
-    case ActionKind::kReceiveForward:
-      pipeline_->receive(*stream_, network_->input(action.chunk, place), peer);
-      break;
-    case ActionKind::kSendBackward:
-      pipeline_->send(*stream_, network_->gradient(place), peer);
-      break;
-    case ActionKind::kReceiveBackward:
-      pipeline_->receive(*stream_, network_->gradient(place), peer);
+    default:
+      network_->backward(*stream_, action.chunk, place, batch);
       break;
   }
-  if (message) timer_.end(*stream_);
+  messages_.end(*stream_, action);
 }
 
 void Engine::accumulate(const std::vector<MicroBatch>& batches, StepScalars* scalars) {
@@ -226,6 +226,7 @@ void Engine::accumulate(const std::vector<MicroBatch>& batches, StepScalars* sca
   for (const Action& action : stages_.schedule.ranks[static_cast<std::size_t>(grid_.place().pipeline)]) {
     execute(action, uploaded[static_cast<std::size_t>(action.micro_batch)], scalars);
   }
+  messages_.finish(*stream_);
 }
 
 void Engine::warm_up(const std::vector<MicroBatch>& batches) {
@@ -338,9 +339,10 @@ void Engine::evaluate_micro_batch(const DeviceBatch& batch, StepScalars* scalars
     const Chunk& part = stages_.chunks[static_cast<std::size_t>(chunk)];
     const Action receive{ActionKind::kReceiveForward, 0, chunk}, send{ActionKind::kSendForward, 0, chunk};
     if (!part.embeds)
-      pipeline_->receive(*stream_, network_->input(chunk, place), schedule.peer(rank, receive));
+      messages_.activations().receive(*stream_, network_->input(chunk, place), schedule.peer(rank, receive));
     network_->evaluate(*stream_, chunk, place, batch, scalars);
-    if (!part.head) pipeline_->send(*stream_, network_->output(place), schedule.peer(rank, send));
+    if (!part.head)
+      messages_.activations().send(*stream_, network_->output(place), schedule.peer(rank, send));
   }
 }
 

@@ -1,87 +1,15 @@
 #include "octet/train/stage_plan.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "octet/base/error.h"
+#include "octet/parallel/pipeline_buffers.h"
 #include "octet/parallel/pipeline_simulator.h"
 #include "octet/parallel/stage_table.h"
 
 namespace octet {
 
 namespace {
-
-/// Hands out numbers, the smallest free one first, and remembers how many there were at most.
-class Places {
- public:
-  int take() {
-    const auto free = std::find(taken_.begin(), taken_.end(), false);
-    const int number = static_cast<int>(free - taken_.begin());
-    if (free == taken_.end()) taken_.push_back(true);
-    taken_[static_cast<std::size_t>(number)] = true;
-    return number;
-  }
-  void give_back(int number) { taken_[static_cast<std::size_t>(number)] = false; }
-  int most() const { return static_cast<int>(taken_.size()); }
-
- private:
-  std::vector<bool> taken_;
-};
-
-/// Walks a rank's actions and gives every micro-batch its buffers for as long as it needs them: activations
-/// from the arrival of the input to the end of the backward pass, an output until it is sent, a gradient from
-/// its arrival (with the head: from the forward pass) until it is passed back.
-void find_places(const std::vector<Action>& actions, StagePlan& plan) {
-  const std::size_t chunks = plan.chunks.size();
-  const Place nowhere{-1, -1, -1};
-  plan.places.assign(chunks,
-                     std::vector<Place>(static_cast<std::size_t>(plan.schedule.micro_batches), nowhere));
-  std::vector<Places> slots(chunks);
-  Places outputs, gradients;
-  for (const Action& action : actions) {
-    const auto chunk = static_cast<std::size_t>(action.chunk);
-    Place& place = plan.places[chunk][static_cast<std::size_t>(action.micro_batch)];
-    const Chunk& part = plan.chunks[chunk];
-    const auto take_slot = [&] {
-      if (place.slot < 0) place.slot = slots[chunk].take();
-    };
-    const auto take_gradient = [&] {
-      if (place.gradient < 0) place.gradient = gradients.take();
-    };
-    switch (action.kind) {
-      case ActionKind::kReceiveForward:
-        take_slot();
-        break;
-      case ActionKind::kForward:
-        take_slot();
-        if (part.head) {
-          take_gradient();
-        } else {
-          place.output = outputs.take();
-        }
-        break;
-      case ActionKind::kSendForward:
-        outputs.give_back(place.output);
-        break;
-      case ActionKind::kReceiveBackward:
-        take_gradient();
-        break;
-      case ActionKind::kBackward:
-      case ActionKind::kBackwardInput:
-        if (part.embeds) gradients.give_back(place.gradient);
-        if (action.kind == ActionKind::kBackward) slots[chunk].give_back(place.slot);
-        break;
-      case ActionKind::kBackwardWeight:
-        slots[chunk].give_back(place.slot);
-        break;
-      case ActionKind::kSendBackward:
-        gradients.give_back(place.gradient);
-        break;
-    }
-  }
-  for (std::size_t chunk = 0; chunk < chunks; ++chunk)
-    plan.chunks[chunk].in_flight = std::max(1, slots[chunk].most());
-  plan.buffers = {outputs.most(), std::max(1, gradients.most())};
-}
 
 /// The head's products, and the embedding's much smaller work, in units of one layer.
 double head_work(const ModelShape& shape) {
@@ -96,7 +24,7 @@ double head_work(const ModelShape& shape) {
 std::string forecast(const PipelineSchedule& schedule, const std::vector<StageLayers>& table) {
   std::vector<StageCost> costs;
   for (const StageLayers& stage : table) costs.push_back({stage.work, stage.work, stage.work, 0.0});
-  const PipelineTimeline timeline = simulate(schedule, costs, Transfer::kRendezvous);
+  const PipelineTimeline timeline = simulate(schedule, costs, Transfer::kStreams);
   std::string held;
   for (const RankMemory& rank : timeline.memory) held += fmt::format(" {}", rank.together.activations);
   const auto [least, most] = std::minmax_element(timeline.bubble.begin(), timeline.bubble.end());
@@ -135,7 +63,11 @@ StagePlan plan_stages(const Deck& deck, const ModelShape& shape, const Grid& gri
     plan.shares_embedding = true;
     plan.slices.front() = 2 * replicas;
   }
-  find_places(plan.schedule.ranks[static_cast<std::size_t>(rank)], plan);
+  RankBuffers buffers = plan_buffers(plan.schedule, rank);
+  for (std::size_t chunk = 0; chunk < plan.chunks.size(); ++chunk)
+    plan.chunks[chunk].in_flight = buffers.slots[chunk];
+  plan.places = std::move(buffers.places);
+  plan.buffers = buffers.stream;
   return plan;
 }
 

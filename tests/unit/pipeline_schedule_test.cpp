@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "octet/base/error.h"
+#include "octet/parallel/pipeline_buffers.h"
 #include "octet/parallel/pipeline_simulator.h"
 #include "support/seed.h"
 
@@ -15,7 +16,8 @@ namespace octet {
 namespace {
 
 constexpr double kRounding = 1e-9;
-constexpr Transfer kTransfers[] = {Transfer::kBuffered, Transfer::kRendezvous};
+constexpr Transfer kInListOrder[] = {Transfer::kBuffered, Transfer::kRendezvous};
+constexpr Transfer kTransfers[] = {Transfer::kBuffered, Transfer::kRendezvous, Transfer::kStreams};
 
 /// Every schedule of 1 to 8 stages, 1 to 16 micro-batches, up to 4 chunks.
 template <typename Check>
@@ -137,6 +139,8 @@ TEST(PipelineSchedule, NoCostsAndNoWayOfSendingDeadlock) {
     const double buffered = simulate(schedule, costs, Transfer::kBuffered).makespan;
     const double rendezvous = simulate(schedule, costs, Transfer::kRendezvous).makespan;
     EXPECT_LE(buffered, rendezvous * (1 + kRounding)) << title(schedule);
+    const double streams = simulate(schedule, costs, Transfer::kStreams).makespan;
+    EXPECT_LE(streams, rendezvous * (1 + kRounding)) << title(schedule);
   });
 }
 
@@ -148,7 +152,7 @@ TEST(PipelineSchedule, SimulatedTimesKeepEveryDependency) {
                                         zero_bubble_h1(5, 6)};
   for (const PipelineSchedule& schedule : schedules) {
     const std::vector<StageCost> costs = random_costs(random, schedule.virtual_stages());
-    for (const Transfer transfer : kTransfers) {
+    for (const Transfer transfer : kInListOrder) {
       const PipelineTimeline timeline = simulate(schedule, costs, transfer);
       std::map<std::tuple<int, int, bool>, TimedAction> computed;  // by virtual stage, micro-batch, forward
       for (int rank = 0; rank < schedule.stages; ++rank) {
@@ -171,6 +175,116 @@ TEST(PipelineSchedule, SimulatedTimesKeepEveryDependency) {
       }
     }
   }
+}
+
+/// Begin and end of each action with messages on streams, waiting left out.
+std::vector<std::vector<std::pair<double, double>>> times_on_streams(const PipelineSchedule& schedule,
+                                                                     const std::vector<StageCost>& costs) {
+  std::vector<std::vector<std::pair<double, double>>> result;
+  const PipelineTimeline timeline = simulate(schedule, costs, Transfer::kStreams);
+  for (int rank = 0; rank < schedule.stages; ++rank) {
+    std::vector<std::pair<double, double>>& times = result.emplace_back();
+    for (const TimedAction& timed : timeline.ranks[static_cast<std::size_t>(rank)]) {
+      const int stage = is_message(timed.action.kind) ? schedule.boundary(rank, timed.action)
+                                                      : schedule.virtual_stage(rank, timed.action.chunk);
+      const StageCost& cost = costs[static_cast<std::size_t>(stage)];
+      double duration = cost.transfer;
+      if (timed.action.kind == ActionKind::kForward) duration = cost.forward;
+      if (timed.action.kind == ActionKind::kBackward) duration = cost.backward_input + cost.backward_weight;
+      if (timed.action.kind == ActionKind::kBackwardInput) duration = cost.backward_input;
+      if (timed.action.kind == ActionKind::kBackwardWeight) duration = cost.backward_weight;
+      times.push_back({timed.end - duration, timed.end});
+    }
+  }
+  return result;
+}
+
+/// Whoever has a buffer has it alone, from the first to the last action that touches it.
+TEST(PipelineStreams, NoBufferIsTakenBeforeItsLastUserIsDone) {
+  std::mt19937 random(test::test_seed());
+  for_all_schedules([&](const PipelineSchedule& schedule) {
+    if (schedule.stages == 1) return;
+    const auto times = times_on_streams(schedule, random_costs(random, schedule.virtual_stages()));
+    for (int rank = 0; rank < schedule.stages; ++rank) {
+      const RankBuffers buffers = plan_buffers(schedule, rank);
+      const std::vector<Action>& list = schedule.ranks[static_cast<std::size_t>(rank)];
+      // By kind of buffer, chunk (of slots) and number: the span of each micro-batch.
+      std::map<std::tuple<char, int, int>, std::map<std::pair<int, int>, std::pair<double, double>>> spans;
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        const Action& action = list[i];
+        const Place& place =
+            buffers
+                .places[static_cast<std::size_t>(action.chunk)][static_cast<std::size_t>(action.micro_batch)];
+        const auto [begin, end] = times[static_cast<std::size_t>(rank)][i];
+        const auto uses = [&, begin = begin, end = end](char kind, int chunk, int number) {
+          if (number < 0) return;
+          auto& span = spans[{kind, chunk, number}]
+                           .try_emplace({action.chunk, action.micro_batch}, begin, end)
+                           .first->second;
+          span = {std::min(span.first, begin), std::max(span.second, end)};
+        };
+        using enum ActionKind;
+        const bool computes = !is_message(action.kind), forward = action.kind == kForward;
+        const bool last = schedule.virtual_stage(rank, action.chunk) == schedule.virtual_stages() - 1;
+        if (computes || action.kind == kReceiveForward) uses('s', action.chunk, place.slot);
+        if (forward || action.kind == kSendForward) uses('o', 0, place.output);
+        if ((forward && last) || is_backward(action.kind) || action.kind == kSendBackward ||
+            action.kind == kReceiveBackward)
+          uses('g', 0, place.gradient);
+      }
+      for (const auto& [buffer, users] : spans) {
+        std::vector<std::pair<double, double>> sorted;
+        for (const auto& [who, span] : users) sorted.push_back(span);
+        std::sort(sorted.begin(), sorted.end());
+        for (std::size_t i = 1; i < sorted.size(); ++i)
+          EXPECT_GE(sorted[i].first, sorted[i - 1].second - kRounding) << title(schedule);
+      }
+    }
+  });
+}
+
+TEST(PipelineStreams, ActionsBeginBehindWhatTheyWaitFor) {
+  std::mt19937 random(test::test_seed());
+  for_all_schedules([&](const PipelineSchedule& schedule) {
+    const auto times = times_on_streams(schedule, random_costs(random, schedule.virtual_stages()));
+    for (int rank = 0; rank < schedule.stages; ++rank) {
+      const auto& own = times[static_cast<std::size_t>(rank)];
+      const auto awaited = awaited_actions(schedule, rank);
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        for (const int other : awaited[i]) {
+          EXPECT_LT(other, static_cast<int>(i)) << title(schedule);
+          EXPECT_GE(own[i].first, own[static_cast<std::size_t>(other)].second - kRounding) << title(schedule);
+        }
+      }
+    }
+  });
+}
+
+/// Messages a tenth as long as a forward pass cost 1F1B little once they are beside it.
+TEST(PipelineStreams, MessagesAreHiddenBehindComputation) {
+  const PipelineSchedule schedule = one_forward_one_backward(4, 32);
+  const StageCost cost{1, 1, 1, 0.1};
+  const double plain = simulate(schedule, {StageCost{}}).makespan;
+  const double streams = simulate(schedule, {cost}, Transfer::kStreams).makespan - plain;
+  const double rendezvous = simulate(schedule, {cost}, Transfer::kRendezvous).makespan - plain;
+  EXPECT_LT(streams, 0.6 * rendezvous) << streams << " against " << rendezvous;
+}
+
+/// Activations that two ranks send to one another on the same stream, each behind a receive.
+TEST(PipelineStreams, CrossingMessagesOnOneStreamDeadlock) {
+  PipelineSchedule schedule = interleaved(2, 2, 2);
+  const auto move_before = [](std::vector<Action>& list, const Action& what, const Action& where) {
+    list.erase(find(list, what));
+    list.insert(find(list, where), what);
+  };
+  using enum ActionKind;
+  move_before(schedule.ranks[0], {kReceiveForward, 0, 1}, {kSendForward, 1, 0});
+  move_before(schedule.ranks[1], {kReceiveForward, 1, 0}, {kSendForward, 0, 0});
+  const std::string text = refusal([&] { simulate(schedule, {StageCost{}}, Transfer::kStreams); });
+  EXPECT_HAS(text, "deadlocks with messages on streams of their own");
+  EXPECT_HAS(text, "rank 0 waits at receive-forward of micro-batch 0, chunk 1");
+  EXPECT_HAS(text, "rank 1 waits at receive-forward of micro-batch 1, chunk 0");
+  EXPECT_HAS(refusal([&] { validate(schedule); }), "deadlocks");
 }
 
 TEST(PipelineBubble, OneForwardOneBackwardIdlesStagesLessOneOfTheTime) {
@@ -312,7 +426,7 @@ TEST(PipelineRefusal, ReceivesThatWaitForOneAnotherDeadlockWithBuffersToo) {
                      {ActionKind::kForward, 0, 0},
                      {ActionKind::kBackward, 0, 0},
                      {ActionKind::kSendBackward, 0, 0}}};
-  for (const Transfer transfer : kTransfers) {
+  for (const Transfer transfer : kInListOrder) {
     const std::string text = refusal([&] { simulate(schedule, {StageCost{}}, transfer); });
     EXPECT_HAS(text, "rank 0 waits at receive-backward of micro-batch 0, chunk 0 for rank 1");
     EXPECT_HAS(text, "rank 1 waits at receive-forward of micro-batch 0, chunk 0 for rank 0");
@@ -324,7 +438,7 @@ TEST(PipelineRefusal, AMessageThatNobodySendsIsNamed) {
   std::vector<Action>& list = schedule.ranks[0];
   list.erase(find(list, {ActionKind::kSendForward, 0, 0}));
   list.erase(find(list, {ActionKind::kReceiveBackward, 0, 0}));
-  for (const Transfer transfer : kTransfers) {
+  for (const Transfer transfer : kInListOrder) {
     const std::string text = refusal([&] { simulate(schedule, {StageCost{}}, transfer); });
     EXPECT_HAS(text, "rank 1 waits at receive-forward of micro-batch 0, chunk 0 for rank 0, which has ended");
   }

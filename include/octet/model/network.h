@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,8 +39,10 @@ class Network {
 
   /// Forward pass of a micro-batch. A chunk with the head also adds loss and target count to `scalars` and,
   /// while it is at the logits, computes their gradient: gradients of the summed token loss go to the
-  /// parameter access.
-  void forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars);
+  /// parameter access. `before_output` is called before the output, or with the head the
+  /// gradient, is written.
+  void forward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch, StepScalars* scalars,
+               const std::function<void()>& before_output);
   /// The whole backward pass; with `split`, without the gradients of the blocks' matrices.
   void backward(Stream& stream, int chunk, const Place& place, const DeviceBatch& batch);
   void backward_weights(Stream& stream, int chunk, const Place& place);

@@ -43,14 +43,17 @@ std::string describe(const Action& action);
 /// message is there. A send may
 ///   - wait until the receiver has come to its receive (rendezvous), or
 ///   - return at once, the buffer being reused only when the message has left it (buffered).
-/// Neighbouring messages of a list may also be started together and waited for together (an NCCL group,
-/// MPI_Waitall), or run on a stream of their own in list order, each send behind its computation and each
-/// computation behind its receive.
+/// Messages may also run on streams of their own in list order (Transfer::kStreams): activations on one,
+/// gradients on the other, each send behind its computation, each computation behind its receive, and
+/// whatever writes a buffer behind the last user of it. CPU ranks run the list with rendezvous, GPU ranks
+/// with streams.
 ///
 /// Why none of these deadlocks. The generators list messages and computations of all ranks in one total
 /// order, in which a message is one event, standing in two lists. Take the first event of that order which
 /// did not happen: everything before it in its lists did, so both ends have come to it, and it happens. Every
-/// other way above waits for less than rendezvous does.
+/// other way above waits for less than rendezvous does: with streams, for nothing that does not stand before
+/// it in one of its two lists. That holds for waits which no event asks for as well, such as those of two
+/// streams that share a hardware queue, since the host hands work to all streams in list order.
 struct PipelineSchedule {
   std::string name;  ///< parallel.schedule
   int stages = 1, chunks = 1, micro_batches = 1;
@@ -93,7 +96,7 @@ PipelineSchedule make_schedule(const std::string& name, int stages, int chunks, 
 
 /// Throws Error(kUsage) unless every micro-batch passes every virtual stage once, forward and backward
 /// (whole, or input and then weights), behind the messages that it needs and before those that it gives, both
-/// ends list the messages between them in the same order, and rendezvous does not deadlock.
+/// ends list the messages between them in the same order, and neither rendezvous nor streams deadlock.
 void validate(const PipelineSchedule& schedule);
 
 /// The first part of validate: every action names a micro-batch and chunk that exist, and every message a

@@ -16,11 +16,15 @@ struct StageCost {
 enum class Transfer {
   kBuffered,    ///< a send takes no time; the message is there `transfer` later
   kRendezvous,  ///< both ends wait for one another, then for `transfer`
+  /// As the engine runs it on GPUs: each rank has a queue of computations, one of activations sent and
+  /// received, and one of gradients. A queue takes its actions in list order; a message holds its own queue
+  /// up until the other end is there; actions wait for those of other queues that awaited_actions names.
+  kStreams,
 };
 
 struct TimedAction {
   Action action;
-  double start = 0;  ///< when the rank came to it: waiting is inside
+  double start = 0;  ///< when the rank (kStreams: the queue) came to it: waiting is inside
   double end = 0;
 };
 
@@ -54,7 +58,7 @@ std::vector<RankMemory> memory_need(const PipelineSchedule& schedule);
 /// Executes a schedule on a clock. `costs` has an element for each virtual stage, or one for all. kBackward
 /// takes backward_input + backward_weight. Throws Error(kUsage) where actions are out of range, and on a
 /// deadlock, with the ranks that wait for one another and what they wait at. Whether the list makes sense
-/// otherwise is validate's matter.
+/// otherwise is validate's matter. The actions of a rank are in list order.
 PipelineTimeline simulate(const PipelineSchedule& schedule, const std::vector<StageCost>& costs,
                           Transfer transfer = Transfer::kBuffered);
 

@@ -14,6 +14,7 @@
 #include "octet/runtime/grid.h"
 #include "octet/runtime/world.h"
 #include "octet/train/shared_plans.h"
+#include "octet/train/stage_messages.h"
 #include "octet/train/stage_plan.h"
 
 namespace octet {
@@ -112,8 +113,7 @@ class Engine {
   Grid grid_;
   Device& device_;
   StagePlan stages_;
-  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, copies_, context_,
-      pipeline_;
+  std::unique_ptr<Communicator> tensor_, data_gradients_, data_parameters_, everyone_, copies_, context_;
   std::unique_ptr<Communicator> embedding_gradients_,
       embedding_parameters_;  ///< null where no embedding is shared
   std::unique_ptr<Stream> stream_;
@@ -121,6 +121,7 @@ class Engine {
   std::unique_ptr<Ops> ops_;
   StreamTimer timer_;
   PhaseTimer* phases_ = nullptr;
+  StageMessages messages_;
   TensorAxis axis_;
   Arena saved_{"activations"}, scratch_{"work space"}, small_{"tables"};
   BucketLayout layout_;

@@ -53,7 +53,10 @@ class NcclCommunicator final : public Communicator {
     check(start.status, "ncclGetUniqueId");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.commName = name_.c_str();
-    if (settings.max_ctas > 0) config.maxCTAs = settings.max_ctas;
+    if (settings.max_ctas > 0) {
+      config.minCTAs = 1;
+      config.maxCTAs = settings.max_ctas;
+    }
     if (settings.cta_policy != CtaPolicy::kDefault) config.CTAPolicy = static_cast<int>(settings.cta_policy);
     if (settings.traffic_class >= 0) config.trafficClass = settings.traffic_class;
     check(ncclCommInitRankConfig(&handle_, size_, start.id, rank_, &config), "ncclCommInitRankConfig");
