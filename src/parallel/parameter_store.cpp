@@ -5,7 +5,8 @@
 namespace octet {
 
 ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage,
-                               DType compute, int micro_batches, const StoreRanks& ranks, StreamTimer& timer)
+                               DType compute, int micro_batches, const StoreRanks& ranks, StreamTimer& timer,
+                               bool overlaps_update)
     : device_(device),
       ops_(ops),
       layout_(layout),
@@ -15,6 +16,7 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
       timer_(timer),
       reduce_stream_(device.make_stream(true)),
       gather_stream_(device.make_stream(true)),
+      update_stream_(overlaps_update ? device.make_stream() : nullptr),
       ready_(device.make_event()) {
   reserve(compute);
 }
@@ -82,6 +84,7 @@ void ParameterStore::reserve(DType compute) {
     BucketState state;
     state.gathered = device_.make_event();
     state.reduced = device_.make_event();
+    state.updated = device_.make_event();
     if (!held(bucket)) {
       states_.push_back(std::move(state));
       continue;
@@ -149,7 +152,9 @@ Tensor ParameterStore::gradient(int first, int last) {
 
 void ParameterStore::begin_step(Stream& stream) {
   // Two stages add to a shared embedding, each only where it works; what they do not touch must be zero.
-  if (shared(0) && held(0)) ops_.fill(stream, state(0).gradients, 0.0f);
+  if (!shared(0) || !held(0)) return;
+  await_update(stream, 0);
+  ops_.fill(stream, state(0).gradients, 0.0f);
 }
 
 bool ParameterStore::accumulates(int bucket) const {
@@ -162,7 +167,8 @@ void ParameterStore::begin_forward(Stream& stream, int bucket) {
 
 void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads, bool writes) {
   if (reads) use(stream, bucket, bucket - 1);
-  if (!staged(bucket) || !writes) return;
+  if (!writes) return;
+  if (!staged(bucket)) return await_update(stream, bucket);
   timer_.begin(stream);
   stagings_[static_cast<std::size_t>(state(bucket).place)].free->block(stream);
   timer_.end(stream);
@@ -181,6 +187,7 @@ void ParameterStore::use(Stream& stream, int bucket, int next) {
     const bool fetches = next > 0 && next < static_cast<int>(states_.size()) && held(next) && slotted(next);
     if (fetches && state(next).place != state(bucket).place) fetch(next);
   }
+  if (!slotted(bucket)) await_update(stream, bucket);
   timer_.begin(stream);
   (slotted(bucket) ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
   timer_.end(stream);
@@ -191,8 +198,10 @@ void ParameterStore::fetch(int bucket) {
   if (slot.holds == bucket) return;
   slot.holds = bucket;
   Stream& gather = *gather_stream_;
-  // Every slot is released after an update, so waiting for its last reader is waiting for the masters too.
+  // Every slot is released after an update was queued, so waiting for its last reader is waiting for the
+  // masters too, unless they are updated on another stream.
   slot.released->block(gather);
+  await_update(gather, bucket);
   BucketState& own = state(bucket);
   const auto [begin, end] = owned_range(bucket);
   const Tensor part = own.parameters.range(begin, end - begin);
@@ -238,6 +247,7 @@ void ParameterStore::finish_backward(Stream& stream, int bucket) {
   if (!staged(bucket)) return reduce_whole(reduce, bucket);
   const bool add = micro_batch_ > 0;
   const Tensor to = add ? gradients_.tensor(incoming_).range(0, slice(bucket)) : own.gradient_slice;
+  await_update(reduce, bucket);
   gradient_ranks(bucket).reduce_scatter(reduce, own.gradients, to);
   reduce_copies(reduce, bucket, to);
   if (add) ops_.add(reduce, to, own.gradient_slice);
@@ -282,6 +292,11 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
 
 void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars) {
   ++version_;
+  Stream& updates = update_stream_ ? *update_stream_ : stream;
+  if (update_stream_) {
+    ready_->record(stream);
+    ready_->block(updates);
+  }
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket)) continue;
     BucketState& own = state(bucket);
@@ -290,13 +305,14 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
     for (const Region& region : layout_.regions(bucket, begin, end)) {
       const std::int64_t at = region.begin - begin, size = region.size();
       ops_.adamw(
-          stream,
+          updates,
           {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
            gradient.range(at, size), slotted(bucket) ? Tensor{} : own.parameters.range(region.begin, size),
            settings.beta1, settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
           scalars);
     }
-    gather(stream, bucket);
+    if (update_stream_) own.updated->record(updates);
+    gather(updates, bucket);
   }
   if (slots_.empty()) return;
   drop_slots(stream);
@@ -306,6 +322,14 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
     if (!held(bucket) || !slotted(bucket)) continue;
     fetch(bucket);
     ++fetched;
+  }
+}
+
+void ParameterStore::settle(Stream& stream) {
+  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
+    if (!held(bucket)) continue;
+    await_update(stream, bucket);
+    if (!slotted(bucket)) state(bucket).gathered->block(stream);
   }
 }
 

@@ -46,9 +46,31 @@ CommunicatorSettings data_settings(const Deck::Parallel& parallel) {
   return settings;
 }
 
+/// How an engine's ranks reach one another.
+struct Transport {
+  Device& device;
+  bool shared;
+  const EngineWrappers& wrappers;
+
+  std::unique_ptr<Communicator> connect(MPI_Comm ranks, const char* name,
+                                        const CommunicatorSettings& settings = {}) const {
+    std::unique_ptr<Communicator> made = make_communicator(ranks, device, shared, name, settings);
+    return wrappers.communicator ? wrappers.communicator(std::move(made)) : std::move(made);
+  }
+};
+
+std::unique_ptr<Ops> make_ops(const World& world, const Deck& deck, Device& device, PlanCache* plans,
+                              const EngineWrappers& wrappers) {
+  std::unique_ptr<Ops> made = device.kind() == DeviceKind::kCpu
+                                  ? make_cpu_ops(cpu_threads(world))
+                                  : make_cuda_ops(device, deck.run.deterministic, plans);
+  return wrappers.ops ? wrappers.ops(std::move(made)) : std::move(made);
+}
+
 }  // namespace
 
-Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared)
+Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared,
+               const EngineWrappers& wrappers)
     : world_(world),
       deck_(deck),
       shape_(shape_of(deck.model)),
@@ -56,41 +78,41 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
       grid_(world.ranks(), grid_sizes(deck.parallel), static_cast<int>(deck.parallel.shard_size)),
       device_(device),
       stages_(plan_stages(deck_, shape_, grid_)),
-      tensor_(make_communicator(grid_.tensor(), device, shared, "tensor")),
-      data_gradients_(make_communicator(grid_.shards(), device, shared, "data (gradients)",
-                                        data_settings(deck.parallel))),
-      data_parameters_(make_communicator(grid_.shards(), device, shared, "data (parameters)",
-                                         data_settings(deck.parallel))),
-      everyone_(make_communicator(world.ranks(), device, shared, "world")),
-      copies_(make_communicator(grid_.copies(), device, shared, "data (copies of slices)",
-                                data_settings(deck.parallel))),
-      context_(make_communicator(grid_.context(), device, shared, "context")),
+      tensor_(Transport{device, shared, wrappers}.connect(grid_.tensor(), "tensor")),
+      data_gradients_(Transport{device, shared, wrappers}.connect(grid_.shards(), "data (gradients)",
+                                                                  data_settings(deck.parallel))),
+      data_parameters_(Transport{device, shared, wrappers}.connect(grid_.shards(), "data (parameters)",
+                                                                   data_settings(deck.parallel))),
+      everyone_(Transport{device, shared, wrappers}.connect(world.ranks(), "world")),
+      copies_(Transport{device, shared, wrappers}.connect(grid_.copies(), "data (copies of slices)",
+                                                          data_settings(deck.parallel))),
+      context_(Transport{device, shared, wrappers}.connect(grid_.context(), "context")),
       stream_(device.make_stream()),
       plans_(world, deck.run, device.kind()),
-      ops_(device.kind() == DeviceKind::kCpu ? make_cpu_ops(cpu_threads(world))
-                                             : make_cuda_ops(device, deck.run.deterministic, plans_.cache())),
+      ops_(make_ops(world, deck, device, plans_.cache(), wrappers)),
       timer_(device),
-      messages_(
-          device, stages_,
-          make_communicator(grid_.pipeline(), device, shared, "pipeline (activations)", kMessageSettings),
-          make_communicator(grid_.pipeline(), device, shared, "pipeline (gradients)", kMessageSettings),
-          timer_),
+      messages_(device, stages_,
+                Transport{device, shared, wrappers}.connect(grid_.pipeline(), "pipeline (activations)",
+                                                            kMessageSettings),
+                Transport{device, shared, wrappers}.connect(grid_.pipeline(), "pipeline (gradients)",
+                                                            kMessageSettings),
+                timer_),
       axis_(*tensor_, deck.parallel.sequence, timer_),
       layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), stages_.slices) {
   const BatchCut cut = this->cut();
   const DType compute = compute_type(deck_);
   if (stages_.shares_embedding) {
-    embedding_gradients_ = make_communicator(grid_.ends(), device, shared, "embedding (gradients)",
-                                             data_settings(deck.parallel));
-    embedding_parameters_ = make_communicator(grid_.ends(), device, shared, "embedding (parameters)",
-                                              data_settings(deck.parallel));
+    embedding_gradients_ = Transport{device, shared, wrappers}.connect(grid_.ends(), "embedding (gradients)",
+                                                                       data_settings(deck.parallel));
+    embedding_parameters_ = Transport{device, shared, wrappers}.connect(
+        grid_.ends(), "embedding (parameters)", data_settings(deck.parallel));
   }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
       static_cast<int>(cut.micro_batches()),
       StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(),
                  embedding_parameters_.get()},
-      timer_);
+      timer_, deck_.parallel.overlap_optimizer);
   const LayerContext context{shape_,
                              table_,
                              *store_,
@@ -117,6 +139,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   rates_ = small_.reserve(DType::kF32, 1, static_cast<std::int64_t>(rates.size()));
   scalars_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
   evaluation_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
+  if (deck_.parallel.overlap_optimizer) verdict_ = small_.reserve(DType::kI32, 1, sizeof(StepScalars) / 4);
   saved_.commit(device_);
   scratch_.commit(device_);
   small_.commit(device_);
@@ -273,10 +296,19 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
   ops_->finish_step(*stream_, scalars, small_.tensor(rates_), static_cast<float>(optimizer.clip), beta1,
                     beta2);
   linears.finish_step(*stream_, scalars);
+  const StepScalars* verdict = scalars;
+  if (deck_.parallel.overlap_optimizer) {
+    // AdamW reads it while the next step adds up its own sums. AdamW of the step before is done: this step
+    // has waited for every bucket.
+    store_->settle(*stream_);
+    const Tensor own_copy = small_.tensor(verdict_);
+    device_.copy(*stream_, own_copy.data, scalars, sizeof(StepScalars));
+    verdict = static_cast<const StepScalars*>(own_copy.data);
+  }
   store_->update(
       *stream_,
       {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)},
-      scalars);
+      verdict);
   if (phases_ != nullptr) phases_->finish_step(*stream_);
   device_.copy(*stream_, own.scalars->data(), scalars, sizeof(StepScalars));
   own.end->record(*stream_);
@@ -297,6 +329,8 @@ StepResult Engine::result() {
   result.updates = scalars.updates;
   result.step_ms = own.end->milliseconds_since(*before.end);
   if (own.measured) result.comm_ms = timer_.milliseconds(own.timing);
+  // Whoever now looks at the state finds it whole.
+  if (pending() == 0) store_->settle(*stream_);
   return result;
 }
 

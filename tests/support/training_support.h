@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "octet/config/resolve.h"
 #include "octet/runtime/device_choice.h"
 #include "octet/train/engine.h"
+#include "support/threaded_streams.h"
 
 namespace octet::test {
 
@@ -99,11 +101,17 @@ using Tensors = std::map<std::string, std::vector<float>>;
 /// An engine on some ranks, with what tests ask of it.
 class Session {
  public:
-  Session(MPI_Comm ranks, Deck deck) : world_(ranks) {
+  /// `streams`: with a seed, streams run behind the host and beside one another (support/threaded_streams.h).
+  Session(MPI_Comm ranks, Deck deck, std::optional<std::uint64_t> streams = {}) : world_(ranks) {
     deck.run.share_gpus = true;  // tests may have fewer GPUs than ranks
     resolve_deck(deck, world_.size());
     choice_ = open_device(world_, deck.run);
-    engine_ = std::make_unique<Engine>(world_, deck, *choice_.device, choice_.shared);
+    EngineWrappers wrappers;
+    if (streams) {
+      choice_.device = make_threaded_device(std::move(choice_.device), *streams);
+      wrappers = {make_threaded_ops, make_threaded_communicator};
+    }
+    engine_ = std::make_unique<Engine>(world_, deck, *choice_.device, choice_.shared, wrappers);
     engine_->initialise();
   }
   Engine& engine() { return *engine_; }

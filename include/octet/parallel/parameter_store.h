@@ -46,8 +46,10 @@ struct AdamwSettings {
 /// it is updated (stages 1 and 2) or while the bucket before it is at work (stage 3).
 class ParameterStore final : public ParameterAccess {
  public:
+  /// `overlaps_update`: AdamW runs on a stream of its own, beside the next step's forward pass.
   ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
-                 int micro_batches, const StoreRanks& ranks, StreamTimer& timer);
+                 int micro_batches, const StoreRanks& ranks, StreamTimer& timer,
+                 bool overlaps_update = false);
 
   /// Bytes by class, for the memory report.
   std::vector<std::pair<std::string, std::int64_t>> memory() const;
@@ -71,8 +73,13 @@ class ParameterStore final : public ParameterAccess {
   /// After the last micro-batch: completes the sums over ranks and adds this rank's share of the squared
   /// gradient to the scalars.
   void finish_gradients(Stream& stream, StepScalars* scalars);
-  /// AdamW on what this rank owns, then gathers parameters, bucket by bucket.
+  /// AdamW on what this rank owns, then gathers parameters, bucket by bucket. Where the update overlaps with
+  /// what is queued on the stream next, that must leave `scalars` alone until settle().
   void update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars);
+
+  /// What is queued on the stream next finds all state updated and gathered. A step needs it nowhere: it
+  /// waits for each bucket when it comes to it.
+  void settle(Stream& stream);
 
   /// One contiguous box of state: kind 0 parameters, 1 first moments, 2 second moments.
   struct StateBox {
@@ -103,7 +110,7 @@ class ParameterStore final : public ParameterAccess {
     Tensor gradients;       ///< float32: whole, or a staging buffer shared with other buckets
     Tensor gradient_slice;  ///< float32, with sharded gradients
     Tensor master, first_moment, second_moment;  ///< float32: the optimizer range
-    std::unique_ptr<Event> gathered, reduced;
+    std::unique_ptr<Event> gathered, reduced, updated;
     int place = 0;  ///< number of the staging buffer and of the slot
   };
   struct Staging {  ///< gradients on their way to their slices
@@ -150,6 +157,11 @@ class ParameterStore final : public ParameterAccess {
   const BucketState& state(int bucket) const { return states_.at(static_cast<std::size_t>(bucket)); }
   void reserve(DType compute);
   void gather(Stream& stream, int bucket);
+  /// Lets the stream go on only after AdamW of the last step has read the bucket's gradients and written its
+  /// masters.
+  void await_update(Stream& stream, int bucket) {
+    if (update_stream_) state(bucket).updated->block(stream);
+  }
   /// With sharded parameters: gathers a bucket into its slot once the slot is released.
   void fetch(int bucket);
   void use(Stream& stream, int bucket, int next);
@@ -168,7 +180,8 @@ class ParameterStore final : public ParameterAccess {
   StoreRanks ranks_;
   StreamTimer& timer_;
   std::unique_ptr<Stream> reduce_stream_, gather_stream_;
-  std::unique_ptr<Event> ready_;  ///< reused: "this stream has come so far"
+  std::unique_ptr<Stream> update_stream_;  ///< null: AdamW runs on the compute stream
+  std::unique_ptr<Event> ready_;           ///< reused: "this stream has come so far"
   Arena parameters_{"parameters"}, gradients_{"gradients"}, optimizer_{"optimizer state"};
   std::vector<BucketState> states_;
   std::vector<Staging> stagings_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,11 +37,19 @@ struct Evaluation {
   double tokens = 0.0;
 };
 
+/// What may be put between an engine and its operators and communicators, such as what a test watches them
+/// with. Empty: nothing.
+struct EngineWrappers {
+  std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)> ops;
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> communicator;
+};
+
 /// A model and its training state on this rank: everything between a micro-batch of tokens and a weight
 /// update. The deck is resolved. All ranks make the same calls.
 class Engine {
  public:
-  Engine(const World& world, const Deck& deck, Device& device, bool shared_device);
+  Engine(const World& world, const Deck& deck, Device& device, bool shared_device,
+         const EngineWrappers& wrappers = {});
   ~Engine();
 
   const ModelShape& shape() const { return shape_; }
@@ -70,7 +79,7 @@ class Engine {
   void restart_clock();
   /// Steps queued whose result was not taken yet: 0 to 2.
   int pending() const { return static_cast<int>(queued_ - taken_); }
-  /// The oldest of them; waits for it.
+  /// The oldest of them; waits for it. Behind the last of them the stream finds all state updated.
   StepResult result();
 
   /// Mean loss of the first `samples` samples of a file (0: all): the same for every layout and micro-batch.
@@ -128,6 +137,7 @@ class Engine {
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Network> network_;
   int packed_ = 0, rates_ = 0, scalars_ = 0, evaluation_ = 0;
+  int verdict_ = -1;  ///< what an overlapped AdamW goes by: a copy of the step's scalars
   std::int64_t libraries_ = 0;
   std::array<Slot, 3> slots_;  ///< two steps in flight, and the end of the one before
   std::int64_t queued_ = 0, taken_ = 0;

@@ -18,8 +18,8 @@ struct CudaOpsOptions {
 };
 
 /// Operators on one CUDA device: cuBLASLt for products, cuDNN for bfloat16 attention, own kernels for the
-/// rest. All methods but `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong on one
-/// stream.
+/// rest. All methods but `adamw`, `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong
+/// on one stream.
 class CudaOps final : public Ops {
  public:
   CudaOps(Device& device, const CudaOpsOptions& options);
