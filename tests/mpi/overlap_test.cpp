@@ -97,6 +97,19 @@ TEST_F(Overlap, ReductionsGathersAndOptimizerInEveryZeroStage) {
   }
 }
 
+TEST_F(Overlap, ScalesOf8BitLayers) {
+  if (ranks_ > 2) GTEST_SKIP() << "the same on two ranks";
+  for (const char* recipe : {"current", "delayed"}) {
+    Deck deck = small_deck();
+    deck.model.mlp = 128;
+    deck.parallel.zero = 3;
+    deck.precision.compute = "bf16";
+    deck.precision.fp8 = recipe;
+    SCOPED_TRACE(recipe);
+    expect_equal_bits(deck, false);
+  }
+}
+
 TEST_F(Overlap, StageMessagesOfEverySchedule) {
   if (ranks_ < 2) GTEST_SKIP() << "one rank has no stages";
   for (const char* schedule : {"1f1b", "interleaved", "zero_bubble"}) {

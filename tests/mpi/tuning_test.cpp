@@ -47,6 +47,21 @@ TEST(WarmUp, LeavesEveryNumberOfTheRunAsItWas) {
   }
 }
 
+/// Magnitudes seen in a warm-up are not remembered for the scales of later steps.
+TEST(WarmUp, LeavesTheScalesOf8BitLayersAsTheyWere) {
+  for (const char* recipe : {"current", "delayed"}) {
+    Deck deck = tiny_deck();
+    deck.model.layers = 2;
+    deck.model.mlp = 128;
+    deck.precision.compute = "bf16";
+    deck.precision.fp8 = recipe;
+    SCOPED_TRACE(recipe);
+    const auto plain = train(deck, false), warmed = train(deck, true);
+    EXPECT_EQ(warmed.first, plain.first);
+    EXPECT_EQ(warmed.second, plain.second);
+  }
+}
+
 TEST(SharedPlans, AreTheSameOnAllRanksAndKeptForTheNextRun) {
   const World world(MPI_COMM_WORLD);
   std::string pattern = (std::filesystem::temp_directory_path() / "octet_shared_XXXXXX").string();

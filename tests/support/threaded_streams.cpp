@@ -114,6 +114,7 @@ class ThreadedDevice final : public Device {
   std::int64_t memory_total() const override { return cpu_->memory_total(); }
   std::int64_t memory_used() const override { return cpu_->memory_used(); }
   double peak_flops() const override { return cpu_->peak_flops(); }
+  int compute_capability() const override { return cpu_->compute_capability(); }
 
   std::unique_ptr<Buffer> allocate(std::int64_t bytes, std::string_view purpose) override {
     return known(cpu_->allocate(bytes, purpose));
@@ -189,6 +190,14 @@ class ThreadedOps final : public Ops {
   void prepare(const Workload& workload) override { cpu_->prepare(workload); }
   std::int64_t workspace_bytes() const override { return cpu_->workspace_bytes(); }
   void matmul(Stream& s, const Matmul& a) override { later(*cpu_, s, &Ops::matmul, a); }
+  void largest_magnitude(Stream& s, Tensor x, Tensor largest) override {
+    later(*cpu_, s, &Ops::largest_magnitude, x, largest);
+  }
+  void quantize(Stream& s, const Quantize& a) override { later(*cpu_, s, &Ops::quantize, a); }
+  void remember_largest(Stream& s, Tensor seen, Tensor history, Tensor largest,
+                        const StepScalars* scalars) override {
+    later(*cpu_, s, &Ops::remember_largest, seen, history, largest, scalars);
+  }
   void norm_forward(Stream& s, const NormForward& a) override { later(*cpu_, s, &Ops::norm_forward, a); }
   void norm_backward(Stream& s, const NormBackward& a) override { later(*cpu_, s, &Ops::norm_backward, a); }
   void rope(Stream& s, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
