@@ -111,6 +111,7 @@ class ThreadedDevice final : public Device {
   DeviceKind kind() const override { return cpu_->kind(); }
   std::string name() const override { return cpu_->name(); }
   std::string identity() const override { return cpu_->identity(); }
+  std::string pci_address() const override { return cpu_->pci_address(); }
   std::int64_t memory_total() const override { return cpu_->memory_total(); }
   std::int64_t memory_used() const override { return cpu_->memory_used(); }
   double peak_flops() const override { return cpu_->peak_flops(); }
@@ -173,6 +174,9 @@ class ThreadedCommunicator final : public Communicator {
   }
   void all_gather(Stream& s, Tensor in, Tensor out) override {
     later(*cpu_, s, &Communicator::all_gather, in, out);
+  }
+  void all_to_all(Stream& s, Tensor in, Tensor out) override {
+    later(*cpu_, s, &Communicator::all_to_all, in, out);
   }
   void send(Stream& s, Tensor values, int to) override { later(*cpu_, s, &Communicator::send, values, to); }
   void receive(Stream& s, Tensor values, int from) override {
