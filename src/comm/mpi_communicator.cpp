@@ -28,6 +28,10 @@ MPI_Datatype type_of(DType type) {
     case DType::kE4M3:
     case DType::kE5M2:
       return MPI_UINT8_T;
+    case DType::kI16:
+    case DType::kI8:
+    case DType::kU8:
+      break;
   }
   return MPI_DATATYPE_NULL;
 }

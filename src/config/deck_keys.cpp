@@ -114,6 +114,11 @@ std::vector<DeckKey> optimizer_keys() {
       number(OCTET_KEY(optimizer.beta2), from_below(0, 1), "decay of the second moment"),
       number(OCTET_KEY(optimizer.epsilon), above(0), "added to the root of the second moment"),
       number(OCTET_KEY(optimizer.clip), at_least(0), "largest gradient norm; 0: no clipping"),
+      choice(OCTET_KEY(optimizer.moments), {"fp32", "bf16", "8bit"},
+             "how moments are kept: 8, 4 or 2 + 1/32 bytes a parameter; bf16 and 8bit round stochastically"),
+      choice(OCTET_KEY(optimizer.master), {"fp32", "split"},
+             "split: masters are the bf16 parameters and 16 bits each, which saves 2 bytes a parameter up to "
+             "ZeRO 2"),
       choice(OCTET_KEY(schedule.kind), {"constant", "linear", "cosine", "wsd"},
              "learning rate after warmup; wsd: constant, then a linear decay"),
       choice(OCTET_KEY(schedule.unit), {"steps", "tokens"}, "unit of warmup and decay"),

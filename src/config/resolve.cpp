@@ -226,6 +226,11 @@ void Resolver::rest() {
     problem("schedule.warmup + schedule.decay = {} {} is longer than the run of {}",
             deck_.schedule.warmup + deck_.schedule.decay, deck_.schedule.unit, total);
   }
+  if (deck_.optimizer.master == "split" && deck_.precision.compute == "fp32") {
+    problem(
+        "optimizer.master = split keeps masters as bf16 parameters and a remainder, but precision.compute = "
+        "fp32; allowed: optimizer.master = fp32, or precision.compute = bf16");
+  }
   if (deck_.run.evaluate_every > 0 && deck_.data.validation.empty()) {
     problem("run.evaluate_every = {} needs data.validation", deck_.run.evaluate_every);
   }

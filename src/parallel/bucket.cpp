@@ -79,14 +79,21 @@ std::vector<std::pair<std::int64_t, std::int64_t>> BucketLayout::gaps(int number
   return result;
 }
 
-std::vector<PlacedBox> BucketLayout::boxes(int number, std::int64_t begin, std::int64_t end) const {
-  std::vector<PlacedBox> result;
+std::vector<PlacedRun> BucketLayout::runs(int number, std::int64_t begin, std::int64_t end) const {
+  std::vector<PlacedRun> result;
   for (const BucketEntry& entry : bucket(number).entries) {
     const std::int64_t valid_end = entry.offset + entry.local.box.size();
     const std::int64_t from = std::max(begin, entry.offset), to = std::min(end, valid_end);
-    if (from >= to) continue;
-    for (const FlatBox& part : boxes_of_range(entry.local.box, from - entry.offset, to - entry.offset)) {
-      result.push_back({entry.row, part.box, entry.offset + part.begin, entry.local.replicated});
+    if (from < to) result.push_back({entry.row, entry.local, from, from - entry.offset, to - from});
+  }
+  return result;
+}
+
+std::vector<PlacedBox> BucketLayout::boxes(int number, std::int64_t begin, std::int64_t end) const {
+  std::vector<PlacedBox> result;
+  for (const PlacedRun& run : runs(number, begin, end)) {
+    for (const FlatBox& part : boxes_of_range(run.local.box, run.begin, run.begin + run.size)) {
+      result.push_back({run.row, part.box, run.offset - run.begin + part.begin, run.local.replicated});
     }
   }
   return result;

@@ -2,15 +2,30 @@
 
 #include <algorithm>
 
+#include "octet/base/rng.h"
+
 namespace octet {
 
+namespace {
+
+/// Of each run, the blocks of codes in those before it; at the end, in all.
+std::vector<std::int64_t> moment_blocks(const std::vector<PlacedRun>& runs) {
+  std::vector<std::int64_t> first = {0};
+  for (const PlacedRun& run : runs)
+    first.push_back(first.back() + ParameterRun{.begin = run.begin}.block(run.size - 1) + 1);
+  return first;
+}
+
+}  // namespace
+
 ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage,
-                               DType compute, int micro_batches, const StoreRanks& ranks, StreamTimer& timer,
-                               bool overlaps_update)
+                               DType compute, OptimizerFormat format, int micro_batches,
+                               const StoreRanks& ranks, StreamTimer& timer, bool overlaps_update)
     : device_(device),
       ops_(ops),
       layout_(layout),
       stage_(stage),
+      format_(format),
       micro_batches_(micro_batches),
       ranks_(ranks),
       timer_(timer),
@@ -18,6 +33,7 @@ ParameterStore::ParameterStore(Device& device, Ops& ops, const BucketLayout& lay
       gather_stream_(device.make_stream(true)),
       update_stream_(overlaps_update ? device.make_stream() : nullptr),
       ready_(device.make_event()) {
+  OCTET_ASSERT(!format.split_masters || compute == DType::kBF16);
   reserve(compute);
 }
 
@@ -35,7 +51,7 @@ int ParameterStore::place_of(int bucket) const {
 
 void ParameterStore::reserve(DType compute) {
   struct Handles {
-    int parameters, gradients, slice, master, first, second;
+    int parameters, gradients, slice, master, first, second, resident, first_scale, second_scale;
   };
   std::vector<Handles> handles;
   std::int64_t largest_slice = 0;
@@ -53,9 +69,15 @@ void ParameterStore::reserve(DType compute) {
     h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, size);
     h.gradients = staged(bucket) ? -1 : gradients_.reserve(DType::kF32, 1, size);
     h.slice = staged(bucket) ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
-    h.master = optimizer_.reserve(DType::kF32, 1, end - begin);
-    h.first = optimizer_.reserve(DType::kF32, 1, end - begin);
-    h.second = optimizer_.reserve(DType::kF32, 1, end - begin);
+    const bool codes = format_.moments == DType::kI8;
+    const std::int64_t blocks = codes ? moment_blocks(layout_.runs(bucket, begin, end)).back() : 0;
+    h.master = optimizer_.reserve(format_.split_masters ? DType::kI16 : DType::kF32, 1, end - begin);
+    h.resident =
+        format_.split_masters && slotted(bucket) ? optimizer_.reserve(DType::kBF16, 1, end - begin) : -1;
+    h.first = optimizer_.reserve(format_.moments, 1, end - begin);
+    h.second = optimizer_.reserve(codes ? DType::kU8 : format_.moments, 1, end - begin);
+    h.first_scale = codes ? optimizer_.reserve(DType::kF32, 1, blocks) : -1;
+    h.second_scale = codes ? optimizer_.reserve(DType::kF32, 1, blocks) : -1;
     handles.push_back(h);
     largest_slice = std::max(largest_slice, slice(bucket));
     any_staged = any_staged || staged(bucket);
@@ -103,6 +125,18 @@ void ParameterStore::reserve(DType compute) {
     state.master = optimizer_.tensor(h.master);
     state.first_moment = optimizer_.tensor(h.first);
     state.second_moment = optimizer_.tensor(h.second);
+    const auto [begin, end] = optimizer_range(bucket);
+    if (h.resident >= 0) {
+      state.resident = optimizer_.tensor(h.resident);
+    } else if (!slotted(bucket)) {
+      state.resident = state.parameters.range(begin, end - begin);
+    }
+    state.runs = layout_.runs(bucket, begin, end);
+    state.first_blocks = moment_blocks(state.runs);
+    if (h.first_scale >= 0) {
+      state.first_scale = optimizer_.tensor(h.first_scale);
+      state.second_scale = optimizer_.tensor(h.second_scale);
+    }
     states_.push_back(std::move(state));
   }
 }
@@ -204,8 +238,11 @@ void ParameterStore::fetch(int bucket) {
   await_update(gather, bucket);
   BucketState& own = state(bucket);
   const auto [begin, end] = owned_range(bucket);
-  const Tensor part = own.parameters.range(begin, end - begin);
-  ops_.cast(gather, own.master, part);
+  Tensor part = own.resident;
+  if (!part) {
+    part = own.parameters.range(begin, end - begin);
+    ops_.cast(gather, own.master, part);
+  }
   parameter_ranks(bucket).all_gather(gather, part, own.parameters);
   slot.gathered->record(gather);
 }
@@ -290,6 +327,43 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
   }
 }
 
+void ParameterStore::update_bucket(Stream& stream, int bucket, const AdamwSettings& settings,
+                                   const StepScalars* scalars) {
+  const BucketState& own = state(bucket);
+  const auto [begin, end] = optimizer_range(bucket);
+  const Tensor gradient = reduced_gradient(bucket);
+  const auto adamw = [&](std::int64_t at, std::int64_t size, bool decay) {
+    return Adamw{own.master.range(at, size),
+                 own.first_moment.range(at, size),
+                 own.second_moment.range(at, size),
+                 gradient.range(at, size),
+                 own.resident ? own.resident.range(at, size) : Tensor{},
+                 settings.beta1,
+                 settings.beta2,
+                 settings.epsilon,
+                 decay ? settings.weight_decay : 0.0f};
+  };
+  if (format_.moments == DType::kF32) {
+    for (const Region& region : layout_.regions(bucket, begin, end))
+      ops_.adamw(stream, adamw(region.begin - begin, region.size(), region.decay), scalars);
+    return;
+  }
+  for (std::size_t i = 0; i < own.runs.size(); ++i) {
+    const PlacedRun& run = own.runs[i];
+    const ParameterRow& row = layout_.table().rows()[static_cast<std::size_t>(run.row)];
+    const Box& box = run.local.box;
+    Adamw args = adamw(run.offset - begin, run.size, row.decay);
+    args.run = {key_of(settings.seed, "moments/" + row.name), box.row * row.cols + box.col, box.cols,
+                row.cols, run.begin};
+    if (format_.moments == DType::kI8) {
+      const std::int64_t blocks = own.first_blocks[i + 1] - own.first_blocks[i];
+      args.first_scale = own.first_scale.range(own.first_blocks[i], blocks);
+      args.second_scale = own.second_scale.range(own.first_blocks[i], blocks);
+    }
+    ops_.adamw(stream, args, scalars);
+  }
+}
+
 void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const StepScalars* scalars) {
   ++version_;
   Stream& updates = update_stream_ ? *update_stream_ : stream;
@@ -299,19 +373,8 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
   }
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket)) continue;
-    BucketState& own = state(bucket);
-    const auto [begin, end] = optimizer_range(bucket);
-    const Tensor gradient = reduced_gradient(bucket);
-    for (const Region& region : layout_.regions(bucket, begin, end)) {
-      const std::int64_t at = region.begin - begin, size = region.size();
-      ops_.adamw(
-          updates,
-          {own.master.range(at, size), own.first_moment.range(at, size), own.second_moment.range(at, size),
-           gradient.range(at, size), slotted(bucket) ? Tensor{} : own.parameters.range(region.begin, size),
-           settings.beta1, settings.beta2, settings.epsilon, region.decay ? settings.weight_decay : 0.0f},
-          scalars);
-    }
-    if (update_stream_) own.updated->record(updates);
+    update_bucket(updates, bucket, settings, scalars);
+    if (update_stream_) state(bucket).updated->record(updates);
     gather(updates, bucket);
   }
   if (slots_.empty()) return;
@@ -348,8 +411,7 @@ void ParameterStore::publish(Stream& stream) {
   ++version_;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket) || slotted(bucket)) continue;
-    const auto [begin, end] = optimizer_range(bucket);
-    ops_.cast(stream, state(bucket).master, state(bucket).parameters.range(begin, end - begin));
+    if (!format_.split_masters) ops_.cast(stream, state(bucket).master, state(bucket).resident);
     gather(stream, bucket);
   }
   if (!slots_.empty()) drop_slots(stream);

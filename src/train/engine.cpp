@@ -32,6 +32,13 @@ Fp8Recipe fp8_recipe(const Deck& deck) {
   return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
 }
 
+OptimizerFormat optimizer_format(const Deck::Optimizer& optimizer) {
+  const DType moments = optimizer.moments == "bf16"   ? DType::kBF16
+                        : optimizer.moments == "8bit" ? DType::kI8
+                                                      : DType::kF32;
+  return {moments, optimizer.master == "split"};
+}
+
 /// For messages between stages: while NCCL's kernels wait for the other end they keep processors from
 /// computing, and a message has the time of a whole stage to pass.
 constexpr CommunicatorSettings kMessageSettings{.max_ctas = 4};
@@ -109,7 +116,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
   }
   store_ = std::make_unique<ParameterStore>(
       device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-      static_cast<int>(cut.micro_batches()),
+      optimizer_format(deck_.optimizer), static_cast<int>(cut.micro_batches()),
       StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(),
                  embedding_parameters_.get()},
       timer_, deck_.parallel.overlap_optimizer);
@@ -305,10 +312,10 @@ void Engine::step(const std::vector<MicroBatch>& batches, bool measured) {
     device_.copy(*stream_, own_copy.data, scalars, sizeof(StepScalars));
     verdict = static_cast<const StepScalars*>(own_copy.data);
   }
-  store_->update(
-      *stream_,
-      {beta1, beta2, static_cast<float>(optimizer.epsilon), static_cast<float>(optimizer.weight_decay)},
-      verdict);
+  store_->update(*stream_,
+                 {beta1, beta2, static_cast<float>(optimizer.epsilon),
+                  static_cast<float>(optimizer.weight_decay), static_cast<std::uint64_t>(deck_.run.seed)},
+                 verdict);
   if (phases_ != nullptr) phases_->finish_step(*stream_);
   device_.copy(*stream_, own.scalars->data(), scalars, sizeof(StepScalars));
   own.end->record(*stream_);

@@ -86,8 +86,9 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
       deck.precision.fp8 == "none"
           ? ""
           : fmt::format(", linear layers of blocks in fp8 ({} scales)", deck.precision.fp8);
-  text += fmt::format("  precision  {} compute{}; float32 masters, moments, gradient sums and softmax\n",
-                      deck.precision.compute, fp8);
+  text +=
+      fmt::format("  precision  {} compute{}; {} masters, {} moments; float32 gradient sums and softmax\n",
+                  deck.precision.compute, fp8, deck.optimizer.master, deck.optimizer.moments);
   text += fmt::format("  batch      {} samples of {} tokens a step: micro-batch {} × {} × data {}\n",
                       cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";

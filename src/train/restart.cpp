@@ -27,6 +27,8 @@ Change weight_of(const std::string& key, const Deck& deck) {
   // How weights begin is history once there are weights.
   if (key == "model.init_deviation" || key == "model.zero_head") return Change::kHarmless;
   if (key.starts_with("model.")) return Change::kModel;
+  // Masters are the same numbers in either form.
+  if (key == "optimizer.master") return Change::kHarmless;
   if (key == "run.steps") return deck.schedule.kind == "constant" ? Change::kHarmless : Change::kRun;
   if (key == "batch.micro" || key == "data.train") return Change::kHarmless;  // data are compared by content
   if (starts_with_any(key,
@@ -111,9 +113,8 @@ void save_run(Engine& engine, const Deck& deck, const RunPosition& position, con
               MPI_Comm ranks) {
   const auto boxes = engine.store().saved_boxes();
   const HostBoxes host(boxes);
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    engine.device().copy(engine.stream(), host.boxes[i].data, boxes[i].memory.data, boxes[i].memory.bytes());
-  }
+  for (std::size_t i = 0; i < boxes.size(); ++i)
+    engine.store().read(engine.stream(), boxes[i], host.boxes[i].data);
   engine.stream().synchronize();
   const CheckpointState state{position.step,   position.samples, position.tokens, position.updates,
                               engine.layout(), version(),        train_hash,      deck_values(deck)};
@@ -125,9 +126,9 @@ void load_run(Engine& engine, const CheckpointInfo& info, MPI_Comm ranks) {
   const auto boxes = engine.store().held_boxes();
   const HostBoxes host(boxes);
   load_checkpoint(info, host.boxes, ranks);
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    engine.device().copy(engine.stream(), boxes[i].memory.data, host.boxes[i].data, boxes[i].memory.bytes());
-  }
+  std::vector<const float*> values;
+  for (const SavedBox& box : host.boxes) values.push_back(box.data);
+  engine.store().write(engine.stream(), boxes, values);
   engine.restored(info.state.updates);
 }
 

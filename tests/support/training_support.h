@@ -136,7 +136,7 @@ class Session {
         for (const auto& box : boxes) {
           if (box.name != kind + row.name) continue;
           std::vector<float> part(static_cast<std::size_t>(box.box.size()));
-          engine_->device().copy(engine_->stream(), part.data(), box.memory.data, box.memory.bytes());
+          engine_->store().read(engine_->stream(), box, part.data());
           engine_->stream().synchronize();
           for (std::int64_t i = 0; i < box.box.size(); ++i) {
             const std::int64_t at =
@@ -159,16 +159,21 @@ class Session {
 
   /// Overwrites masters by parameter name, then publishes them.
   void set_parameters(const Tensors& values) {
+    std::vector<ParameterStore::StateBox> boxes;
+    std::vector<std::vector<float>> parts;
     for (const auto& box : engine_->store().held_boxes()) {
       if (!box.name.starts_with("parameters/")) continue;
       const std::vector<float>& whole = values.at(box.name.substr(11));
-      std::vector<float> part(static_cast<std::size_t>(box.box.size()));
+      boxes.push_back(box);
+      std::vector<float>& part = parts.emplace_back(static_cast<std::size_t>(box.box.size()));
       for (std::int64_t i = 0; i < box.box.size(); ++i) {
         const std::int64_t at = (box.box.row + i / box.box.cols) * box.cols + box.box.col + i % box.box.cols;
         part[static_cast<std::size_t>(i)] = whole[static_cast<std::size_t>(at)];
       }
-      engine_->device().copy(engine_->stream(), box.memory.data, part.data(), box.memory.bytes());
     }
+    std::vector<const float*> host;
+    for (const auto& part : parts) host.push_back(part.data());
+    engine_->store().write(engine_->stream(), boxes, host);
     engine_->restored(0);
   }
 

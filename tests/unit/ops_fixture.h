@@ -79,6 +79,20 @@ class Workbench {
   Tensor blank(std::int64_t rows, std::int64_t cols, DType dtype) { return poisoned(rows, cols, dtype); }
   Matrix get(const Tensor& tensor);
 
+  /// Elements of any type as they are stored.
+  template <typename T>
+  Tensor put_elements(const std::vector<T>& values) {
+    const auto count = static_cast<std::int64_t>(values.size());
+    return {upload(values.data(), count * static_cast<std::int64_t>(sizeof(T))), DTypeOf<T>::value, 1, count};
+  }
+  template <typename T>
+  std::vector<T> get_elements(const Tensor& tensor) {
+    std::vector<T> values(static_cast<std::size_t>(tensor.size()));
+    device_->copy(*stream_, values.data(), tensor.as<T>(), tensor.bytes());
+    stream_->synchronize();
+    return values;
+  }
+
   StepScalars* put_scalars(const StepScalars& scalars);
   StepScalars get_scalars(const StepScalars* scalars);
 

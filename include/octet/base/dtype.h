@@ -9,7 +9,7 @@
 namespace octet {
 
 /// Element types of tensors.
-enum class DType : std::uint8_t { kF32, kBF16, kI32, kF64, kE4M3, kE5M2 };
+enum class DType : std::uint8_t { kF32, kBF16, kI32, kF64, kE4M3, kE5M2, kI16, kI8, kU8 };
 
 constexpr std::int64_t size_of(DType type) {
   switch (type) {
@@ -21,8 +21,12 @@ constexpr std::int64_t size_of(DType type) {
       return 4;
     case DType::kF64:
       return 8;
+    case DType::kI16:
+      return 2;
     case DType::kE4M3:
     case DType::kE5M2:
+    case DType::kI8:
+    case DType::kU8:
       return 1;
   }
   return 0;
@@ -32,7 +36,7 @@ constexpr bool is_float8(DType type) {
   return type == DType::kE4M3 || type == DType::kE5M2;
 }
 
-/// Name as users read it: float32, bfloat16, int32, float64, float8_e4m3, float8_e5m2.
+/// Name as users read it: float32, bfloat16, int32, float64, float8_e4m3, float8_e5m2, int16, int8, uint8.
 constexpr const char* name_of(DType type) {
   switch (type) {
     case DType::kF32:
@@ -47,6 +51,12 @@ constexpr const char* name_of(DType type) {
       return "float8_e4m3";
     case DType::kE5M2:
       return "float8_e5m2";
+    case DType::kI16:
+      return "int16";
+    case DType::kI8:
+      return "int8";
+    case DType::kU8:
+      return "uint8";
   }
   return "?";
 }
@@ -142,6 +152,18 @@ struct DTypeOf<std::int32_t> {
 template <>
 struct DTypeOf<double> {
   static constexpr DType value = DType::kF64;
+};
+template <>
+struct DTypeOf<std::int16_t> {
+  static constexpr DType value = DType::kI16;
+};
+template <>
+struct DTypeOf<std::int8_t> {
+  static constexpr DType value = DType::kI8;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::kU8;
 };
 
 }  // namespace octet

@@ -40,6 +40,8 @@ struct Deck {
   } batch;
   struct Optimizer {
     double lr = 3e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, clip = 1.0;
+    std::string moments = "fp32";  ///< fp32 | bf16 | 8bit
+    std::string master = "fp32";   ///< fp32 | split
   } optimizer;
   struct Schedule {
     std::string kind = "cosine";  ///< constant | linear | cosine | wsd

@@ -135,12 +135,54 @@ SampleRows sample_rows(const Tensor& matrix, std::int64_t rows_per_sample, std::
 /// Queries, keys and values as they lie in a packed projection [batch·sequence, layout.packed()].
 AttentionOperands packed_operands(const AttentionShape& shape, const Tensor& qkv);
 
+/// Elements of optimizer state by their place in a parameter: element i is element begin + i of this rank's
+/// part of it, a matrix of `cols` columns whose element [r, c] is global element origin + r·stride + c.
+struct ParameterRun {
+  std::uint64_t key = 0;  ///< of the parameter's random numbers
+  std::int64_t origin = 0, cols = 1, stride = 1;
+  std::int64_t begin = 0;
+
+  std::int64_t global(std::int64_t i) const {
+    return origin + (begin + i) / cols * stride + (begin + i) % cols;
+  }
+  /// Of the blocks of 8-bit moments, the one that holds element i, counted from that of element 0.
+  std::int64_t block(std::int64_t i) const;
+};
+
+/// Elements of a ParameterRun from a multiple of this on share the scale of 8-bit moments (Dettmers et al.
+/// 2021, block-wise quantization).
+inline constexpr std::int64_t kMomentBlock = 256;
+
+inline std::int64_t ParameterRun::block(std::int64_t i) const {
+  return (begin + i) / kMomentBlock - begin / kMomentBlock;
+}
+
+/// Moments are float32; or both bfloat16; or int8 and uint8 codes with a scale a block, its largest
+/// magnitude: first = sign · scale·(|code|/127)², second = scale·(code/255)⁴, so that both have the same
+/// relative resolution; a second moment above zero never gets code 0. Scales below 2^-90 become 0. Narrow
+/// moments are rounded up or down by chance, so that the expected value is exact, with the random number of
+/// (run.key, global element, updates): the same in every layout, but for blocks of codes that a slice cuts.
+///
+/// A split master is the bfloat16 parameter and an int16 remainder: master bits = parameter bits · 2^16 +
+/// remainder. Of the 65537 float32 numbers that round to an even bfloat16 one, the remainder +32768 (half
+/// way, above in magnitude) has no place: such a master becomes the float32 number next to it towards zero.
 struct Adamw {
-  Tensor master, first_moment, second_moment;  ///< in/out float32 [1, n]
-  Tensor gradient;                             ///< float32 [1, n]: summed over tokens, not yet scaled
-  Tensor parameter;                            ///< optional out [1, n], compute dtype: the rounded master
+  Tensor master;                       ///< in/out [1, n]: float32, or int16 where it is split
+  Tensor first_moment, second_moment;  ///< in/out [1, n]
+  Tensor gradient;                     ///< float32 [1, n]: summed over tokens, not yet scaled
+  Tensor parameter;  ///< optional out [1, n], compute dtype: the rounded master; in/out where that is split
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
   float weight_decay = 0.0f;  ///< decoupled: master -= lr·weight_decay·master
+  Tensor first_scale = {},
+         second_scale = {};  ///< of codes: in/out float32 [1, block of the last element + 1]
+  ParameterRun run = {};     ///< needed where moments are narrow
+};
+
+/// Optimizer state that is narrower than float32, as in Adamw.
+struct NarrowState {
+  Tensor stored;           ///< [1, n]: int8 or uint8 codes, or the int16 remainder of a split master
+  Tensor companion;        ///< the codes' scales, or the bfloat16 parameter
+  std::int64_t begin = 0;  ///< of the ParameterRun; codes only
 };
 
 /// What a step adds up and what the optimizer goes by; lives in device memory, so that the host never waits
@@ -278,6 +320,11 @@ class Ops {
   /// AdamW (Loshchilov & Hutter 2019) with g = scalars->gradient_scale · gradient; nothing is written when
   /// skip is set.
   virtual void adamw(Stream& stream, const Adamw& args, const StepScalars* scalars) = 0;
+  /// values (float32 [1, n]) = what the state stands for.
+  virtual void widen_state(Stream& stream, const NarrowState& state, Tensor values) = 0;
+  /// The state, companion included, that is nearest to values. What widen_state gave comes back bit for bit,
+  /// if the run is whole blocks or ends where their elements do.
+  virtual void narrow_state(Stream& stream, Tensor values, const NarrowState& state) = 0;
 
   /// to = from, rounded to the dtype of `to` where that is narrower. Float types only.
   virtual void cast(Stream& stream, Tensor from, Tensor to) = 0;

@@ -38,6 +38,15 @@ struct PlacedBox {
   bool replicated = false;
 };
 
+/// A contiguous part of a bucket that lies in one parameter: elements [begin, begin + size) of what this rank
+/// holds of it.
+struct PlacedRun {
+  int row = 0;  ///< of the parameter table
+  LocalParameter local;
+  std::int64_t offset = 0;  ///< first element in the bucket
+  std::int64_t begin = 0, size = 0;
+};
+
 /// Where every parameter that a rank holds lies. The same for all tensor ranks but for the boxes.
 class BucketLayout {
  public:
@@ -58,6 +67,8 @@ class BucketLayout {
   std::vector<std::pair<std::int64_t, std::int64_t>> gaps(int bucket) const;
   /// Elements [begin, end) of a bucket as boxes, at most three a parameter; padding has none.
   std::vector<PlacedBox> boxes(int bucket, std::int64_t begin, std::int64_t end) const;
+  /// The same, one run a parameter.
+  std::vector<PlacedRun> runs(int bucket, std::int64_t begin, std::int64_t end) const;
 
  private:
   const ParameterTable& table_;

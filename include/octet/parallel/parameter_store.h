@@ -39,6 +39,14 @@ struct StoreRanks {
 /// AdamW's settings that do not change from step to step.
 struct AdamwSettings {
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.1f;
+  std::uint64_t seed = 0;  ///< of the random numbers by which narrow moments are rounded
+};
+
+/// How optimizer state is kept; the forms are Adamw's. Bytes a parameter: masters 4, or split 2 beside the
+/// parameters (and 4 where those lie in slots); moments 8, 4, or 2 and a 32nd.
+struct OptimizerFormat {
+  DType moments = DType::kF32;  ///< kF32, kBF16, or kI8 for codes
+  bool split_masters = false;   ///< with bfloat16 parameters only
 };
 
 /// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0 to 3. Collectives run
@@ -48,7 +56,7 @@ class ParameterStore final : public ParameterAccess {
  public:
   /// `overlaps_update`: AdamW runs on a stream of its own, beside the next step's forward pass.
   ParameterStore(Device& device, Ops& ops, const BucketLayout& layout, ZeroStage stage, DType compute,
-                 int micro_batches, const StoreRanks& ranks, StreamTimer& timer,
+                 OptimizerFormat format, int micro_batches, const StoreRanks& ranks, StreamTimer& timer,
                  bool overlaps_update = false);
 
   /// Bytes by class, for the memory report.
@@ -81,17 +89,27 @@ class ParameterStore final : public ParameterAccess {
   /// waits for each bucket when it comes to it.
   void settle(Stream& stream);
 
-  /// One contiguous box of state: kind 0 parameters, 1 first moments, 2 second moments.
+  enum class StateKind { kMaster, kFirstMoment, kSecondMoment, kGradient };
+  /// One contiguous box of state.
   struct StateBox {
-    std::string name;  ///< such as "parameters/layers.0.attention.q.weight"
+    std::string name;  ///< such as "parameters/layers.0.attention.q.weight", which are the masters
     std::int64_t rows = 0, cols = 0;
     Box box;
-    Tensor memory;  ///< float32 on the device
+    StateKind kind = StateKind::kMaster;
+    int bucket = 0, row = 0;  ///< row of the parameter table
+    std::int64_t offset = 0;  ///< first element in the bucket
+    Tensor memory = {};       ///< float32 on the device; empty where the state is kept in another form
   };
   /// What this rank saves, so that all ranks' boxes cover every tensor once; or all that it holds, for
-  /// loading.
+  /// loading. All boxes of a bucket and kind are neighbours.
   std::vector<StateBox> saved_boxes() const;
   std::vector<StateBox> held_boxes() const;
+  /// Copies a box to host memory as float32, queued on the stream. State that is not kept as float32 passes
+  /// through the memory of this rank's reduced gradients, which thereby lose what they held.
+  void read(Stream& stream, const StateBox& box, float* host) const;
+  /// Fills boxes from host memory, in the same way, rounding to nearest; publish() must follow. Boxes are
+  /// those of held_boxes(), of some buckets and kinds all. What read() gave comes back bit for bit.
+  void write(Stream& stream, const std::vector<StateBox>& boxes, const std::vector<const float*>& host);
   /// Memory that other ranks hold bitwise copies of, and along which axes.
   struct Replica {
     std::string name;
@@ -109,7 +127,12 @@ class ParameterStore final : public ParameterAccess {
     Tensor parameters;      ///< compute dtype, whole: memory of its own, or of a slot
     Tensor gradients;       ///< float32: whole, or a staging buffer shared with other buckets
     Tensor gradient_slice;  ///< float32, with sharded gradients
-    Tensor master, first_moment, second_moment;  ///< float32: the optimizer range
+    /// Over the optimizer range, in the forms of Adamw.
+    Tensor master, first_moment, second_moment;
+    Tensor resident;  ///< parameters over the optimizer range; empty where they lie in slots only
+    Tensor first_scale, second_scale;        ///< of codes: float32, those of one run behind the other
+    std::vector<PlacedRun> runs;             ///< the optimizer range by parameter
+    std::vector<std::int64_t> first_blocks;  ///< of each run, where its scales begin
     std::unique_ptr<Event> gathered, reduced, updated;
     int place = 0;  ///< number of the staging buffer and of the slot
   };
@@ -166,14 +189,23 @@ class ParameterStore final : public ParameterAccess {
   void fetch(int bucket);
   void use(Stream& stream, int bucket, int next);
   void drop_slots(Stream& stream);
+  void update_bucket(Stream& stream, int bucket, const AdamwSettings& settings, const StepScalars* scalars);
   Slot& slot_of(int bucket) { return slots_.at(static_cast<std::size_t>(state(bucket).place)); }
   Tensor view(Tensor flat, int first, int last) const;
   std::vector<StateBox> state_boxes(bool saving) const;
+  const Tensor& stored(int bucket, StateKind kind) const;
+  /// State of a bucket from element `offset` on, all in one run.
+  NarrowState narrow_state(int bucket, StateKind kind, int row, std::int64_t offset, std::int64_t size) const;
+  /// Float32 memory for elements of the optimizer range while the reduced gradient is not needed.
+  Tensor staging(int bucket, std::int64_t offset, std::int64_t size) const;
+  /// Keeps the staged values of a bucket as its state of that kind.
+  void keep_staged(Stream& stream, int bucket, StateKind kind);
 
   Device& device_;
   Ops& ops_;
   const BucketLayout& layout_;
   ZeroStage stage_;
+  OptimizerFormat format_;
   int micro_batches_;
   int micro_batch_ = 0;
   std::int64_t version_ = 0;

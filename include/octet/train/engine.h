@@ -87,6 +87,7 @@ class Engine {
 
   /// State by box: what this rank saves, or all that it holds. `updates` belongs to it.
   const ParameterStore& store() const { return *store_; }
+  ParameterStore& store() { return *store_; }
   Stream& stream() { return *stream_; }
   Device& device() { return device_; }
   /// Compares everything that several ranks hold copies of, by hash. Collective; returns what differs first

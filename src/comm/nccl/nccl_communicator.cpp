@@ -29,6 +29,10 @@ ncclDataType_t type_of(DType type) {
       return ncclFloat8e4m3;
     case DType::kE5M2:
       return ncclFloat8e5m2;
+    case DType::kI16:
+    case DType::kI8:
+    case DType::kU8:
+      break;
   }
   return ncclNumTypes;
 }

@@ -60,6 +60,8 @@ class CpuOps : public Ops {
   void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1,
                    float beta2) override;
   void adamw(Stream& stream, const Adamw& args, const StepScalars* scalars) override;
+  void widen_state(Stream& stream, const NarrowState& state, Tensor values) override;
+  void narrow_state(Stream& stream, Tensor values, const NarrowState& state) override;
 
   void cast(Stream& stream, Tensor from, Tensor to) override;
   void add(Stream& stream, Tensor from, Tensor to) override;

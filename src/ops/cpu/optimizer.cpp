@@ -3,8 +3,46 @@
 
 #include "cpu_ops.h"
 #include "loops.h"
+#include "narrow_state.h"
 
 namespace octet {
+namespace {
+
+/// AdamW on float32 memory. Not inlined, so that all ways to keep state compute the same bits.
+[[gnu::noinline]] void update(std::int64_t count, float* master, float* first, float* second,
+                              const float* gradient, const Adamw& args, const StepScalars& s) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float g = s.gradient_scale * gradient[i];
+    first[i] = args.beta1 * first[i] + (1.0f - args.beta1) * g;
+    second[i] = args.beta2 * second[i] + (1.0f - args.beta2) * g * g;
+    const float root = std::sqrt(second[i] / s.bias_correction2);
+    const float direction = first[i] / s.bias_correction1 / (root + args.epsilon);
+    master[i] -= s.learning_rate * (direction + args.weight_decay * master[i]);
+  }
+}
+
+/// The random numbers of elements [at, at + size) of a run.
+void draw(const ParameterRun& run, std::int64_t at, std::int64_t size, std::int64_t updates,
+          std::uint32_t* words) {
+  PhiloxWords four{};
+  std::int64_t quad = -1;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const std::int64_t global = run.global(at + i);
+    if (global / 4 != quad) {
+      quad = global / 4;
+      four = narrow::rounding_words(run.key, quad, updates);
+    }
+    words[i] = four.word[global % 4];
+  }
+}
+
+void store_bf16(const float* values, Tensor moment, int shift, const std::uint32_t* words) {
+  BF16* const to = moment.as<BF16>();
+  for (std::int64_t i = 0; i < moment.size(); ++i)
+    to[i].bits = narrow::to_bf16_by_chance(values[i], (words[i] >> shift) & 0xffffu);
+}
+
+}  // namespace
 
 void CpuOps::add_square(Stream&, Tensor x, StepScalars* scalars) {
   const float* const values = x.as<float>();
@@ -35,25 +73,53 @@ void CpuOps::adamw(Stream&, const Adamw& args, const StepScalars* scalars) {
   const std::int64_t count = args.master.size();
   OCTET_ASSERT(args.first_moment.size() == count && args.second_moment.size() == count);
   OCTET_ASSERT(args.gradient.size() == count && (!args.parameter || args.parameter.size() == count));
+  const bool split = args.master.dtype == DType::kI16;
+  OCTET_ASSERT(!split || args.parameter.dtype == DType::kBF16);
+  const DType moments = args.first_moment.dtype;
   if (scalars->skip) return;
-  const StepScalars s = *scalars;
-  float* const master = args.master.as<float>();
-  float* const first = args.first_moment.as<float>();
-  float* const second = args.second_moment.as<float>();
-  const float* const gradient = args.gradient.as<float>();
-  cpu::with_type(args.parameter.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    T* const parameter = args.parameter.as<T>();
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float g = s.gradient_scale * gradient[i];
-      first[i] = args.beta1 * first[i] + (1.0f - args.beta1) * g;
-      second[i] = args.beta2 * second[i] + (1.0f - args.beta2) * g * g;
-      const float root = std::sqrt(second[i] / s.bias_correction2);
-      const float direction = first[i] / s.bias_correction1 / (root + args.epsilon);
-      master[i] -= s.learning_rate * (direction + args.weight_decay * master[i]);
-      if (parameter != nullptr) parameter[i] = static_cast<T>(master[i]);
+  float memory[3][kMomentBlock];
+  std::uint32_t words[kMomentBlock];
+  for (std::int64_t at = 0, size = 0; at < count; at += size) {
+    size = std::min(count - at, kMomentBlock - (args.run.begin + at) % kMomentBlock);
+    const std::int64_t block = args.run.block(at);
+    const Tensor stored_master = args.master.range(at, size),
+                 stored_first = args.first_moment.range(at, size),
+                 stored_second = args.second_moment.range(at, size);
+    const Tensor parameter = args.parameter ? args.parameter.range(at, size) : Tensor{};
+    const NarrowState first_codes{stored_first,
+                                  moments == DType::kI8 ? args.first_scale.range(block, 1) : Tensor{},
+                                  args.run.begin + at};
+    const NarrowState second_codes{stored_second,
+                                   moments == DType::kI8 ? args.second_scale.range(block, 1) : Tensor{},
+                                   args.run.begin + at};
+    // In place where the state is float32.
+    const auto widened = [&](const NarrowState& state, float* room) {
+      if (state.stored.dtype == DType::kF32) return state.stored.as<float>();
+      cpu::widen(state, room);
+      return room;
+    };
+    float* const master = widened({stored_master, parameter}, memory[0]);
+    float* const first = widened(first_codes, memory[1]);
+    float* const second = widened(second_codes, memory[2]);
+    update(size, master, first, second, args.gradient.as<float>() + at, args, *scalars);
+    if (moments != DType::kF32) draw(args.run, at, size, scalars->updates, words);
+    if (moments == DType::kBF16) {
+      store_bf16(first, stored_first, 0, words);
+      store_bf16(second, stored_second, 16, words);
+    } else if (moments == DType::kI8) {
+      cpu::narrow_codes(first, first_codes, [&](std::int64_t i) { return words[i] & 0xffffu; });
+      cpu::narrow_codes(second, second_codes, [&](std::int64_t i) { return words[i] >> 16; });
     }
-  });
+    if (split) {
+      cpu::narrow_master(master, {stored_master, parameter});
+    } else if (parameter) {
+      cpu::with_type(parameter.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        T* const to = parameter.as<T>();
+        for (std::int64_t i = 0; i < size; ++i) to[i] = static_cast<T>(master[i]);
+      });
+    }
+  }
 }
 
 }  // namespace octet

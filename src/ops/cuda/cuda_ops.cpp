@@ -252,7 +252,18 @@ void CudaOps::adamw(Stream& stream, const Adamw& a, const StepScalars* scalars) 
   const std::int64_t size = a.master.size();
   OCTET_ASSERT(a.first_moment.size() == size && a.second_moment.size() == size);
   OCTET_ASSERT(a.gradient.size() == size && (!a.parameter || a.parameter.size() == size));
-  cuda::adamw(enter(stream), a, scalars);
+  const bool plain = a.master.dtype == DType::kF32 && a.first_moment.dtype == DType::kF32;
+  (plain ? cuda::adamw : cuda::narrow_adamw)(enter(stream), a, scalars);
+}
+
+void CudaOps::widen_state(Stream& stream, const NarrowState& state, Tensor values) {
+  OCTET_ASSERT(values.size() == state.stored.size());
+  cuda::widen_state(enter(stream), state, values);
+}
+
+void CudaOps::narrow_state(Stream& stream, Tensor values, const NarrowState& state) {
+  OCTET_ASSERT(values.size() == state.stored.size());
+  cuda::narrow_state(enter(stream), values, state);
 }
 
 void CudaOps::cast(Stream& stream, Tensor from, Tensor to) {

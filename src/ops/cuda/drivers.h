@@ -63,6 +63,11 @@ void finish_step(cudaStream_t stream, StepScalars* scalars, Tensor rates, float 
                  float beta2);
 void adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
 
+// narrow_adamw.cu: moments or masters that are not float32
+void narrow_adamw(cudaStream_t stream, const Adamw& args, const StepScalars* scalars);
+void widen_state(cudaStream_t stream, const NarrowState& state, Tensor values);
+void narrow_state(cudaStream_t stream, Tensor values, const NarrowState& state);
+
 // quantize.cu
 void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multiprocessors);
 void quantize(cudaStream_t stream, const Quantize& args);
