@@ -76,6 +76,17 @@ OCTET_HOST_DEVICE inline float scale_of(float largest) {
 /// to it is gone.
 inline constexpr std::uint32_t kNearest = 32768;
 
+/// A root within some units in the last place, which serves to find a code: its neighbour is tried too.
+OCTET_HOST_DEVICE inline float root_of(float x) {
+#if defined(__CUDA_ARCH__)
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+#else
+  return std::sqrt(x);
+#endif
+}
+
 OCTET_HOST_DEVICE inline float from_first_code(std::int8_t code, float scale) {
   const float size = static_cast<float>(code < 0 ? -code : code);
   const float magnitude = size == 127.0f ? scale : scale * (size * size * (1.0f / 16129.0f));
@@ -90,7 +101,7 @@ OCTET_HOST_DEVICE inline std::int8_t to_first_code(float value, float scale, flo
   int code = 127;
   if (magnitude < scale) {
     const float fraction = magnitude * inverse;
-    code = static_cast<int>(sqrtf(fraction) * 127.0f);
+    code = static_cast<int>(root_of(fraction) * 127.0f);
     if (code > 126) code = 126;
     const float gone = fraction * 16129.0f - static_cast<float>(code * code);
     if (gone * 65536.0f > static_cast<float>(random) * static_cast<float>(2 * code + 1)) ++code;
@@ -112,7 +123,7 @@ OCTET_HOST_DEVICE inline std::uint8_t to_second_code(float value, float scale, f
   if (scale == 0.0f || value == 0.0f) return 0;
   if (!(value < scale)) return 255;
   const float fraction = value * inverse;
-  int code = static_cast<int>(sqrtf(sqrtf(fraction)) * 255.0f);
+  int code = static_cast<int>(root_of(root_of(fraction)) * 255.0f);
   if (code < 1) return 1;
   if (code > 254) code = 254;
   const float below = fourth_power(static_cast<float>(code) * (1.0f / 255.0f));

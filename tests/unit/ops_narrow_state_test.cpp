@@ -207,9 +207,10 @@ Matrix assorted(std::mt19937_64& random, std::int64_t count, bool positive) {
     const std::int64_t block = i / 200;
     double x = normal(random) * (block % 4 == 0 ? std::pow(10.0, 3.0 * normal(random)) : 1.0);
     if (block % 4 == 1) x *= 1e-24;
-    if (block % 4 == 2) x = 1e-35 * x;
     if (block % 4 == 3) x = block % 8 == 3 ? 0.0 : 0.25;
-    values(0, i) = static_cast<float>(positive ? x * x : x);
+    if (positive) x = x * x;
+    if (block % 4 == 2) x *= 1e-40;
+    values(0, i) = static_cast<float>(x);
   }
   return values;
 }

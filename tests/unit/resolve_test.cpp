@@ -159,5 +159,14 @@ TEST(Grid, TensorIsTheFastestAxis) {
   EXPECT_EQ(place_of(13, all).pipeline, 1);
 }
 
+TEST(ResolveDeck, SplitMastersNeedBf16Parameters) {
+  Deck deck = sound_deck();
+  deck.optimizer.master = "split";
+  EXPECT_EQ(refusal(deck, 1), "");
+  deck.precision.compute = "fp32";
+  EXPECT_TRUE(has(refusal(deck, 1), "optimizer.master = split")) << refusal(deck, 1);
+  EXPECT_TRUE(has(refusal(deck, 1), "precision.compute = bf16")) << refusal(deck, 1);
+}
+
 }  // namespace
 }  // namespace octet

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "../optimizer_state.h"
+#include "adamw.cuh"
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -36,19 +37,22 @@ __device__ inline Lane lane_of(std::int64_t size, std::int64_t lead, bool full) 
   return {first, size, full && first >= 0 && first + kPack <= size};
 }
 
+/// Adjacent elements that one access moves: 16 bytes, or eight codes.
 template <typename T>
-constexpr int kAccess = sizeof(T) * kPack >= 16 ? 16 : static_cast<int>(sizeof(T)) * kPack;
+using Part = Pack<T, (sizeof(T) * kPack >= 16 ? 16 / static_cast<int>(sizeof(T)) : kPack)>;
+template <typename T>
+constexpr int kPartSize = static_cast<int>(sizeof(Part<T>) / sizeof(T));
 
 /// Elements outside of the run are zero.
 template <typename T>
 __device__ inline void load(const T* from, const Lane& lane, T (&to)[kPack]) {
   if (lane.whole) {
-    constexpr int kWords = static_cast<int>(sizeof(to)) / kAccess<T>;
-    Word<kAccess<T>> words[kWords];
 #pragma unroll
-    for (int w = 0; w < kWords; ++w)
-      words[w] = reinterpret_cast<const Word<kAccess<T>>*>(from + lane.first)[w];
-    memcpy(to, words, sizeof to);
+    for (int first = 0; first < kPack; first += kPartSize<T>) {
+      const Part<T> part = Part<T>::load(from + lane.first + first);
+#pragma unroll
+      for (int n = 0; n < kPartSize<T>; ++n) to[first + n] = part.value[n];
+    }
   } else {
 #pragma unroll
     for (int n = 0; n < kPack; ++n) to[n] = lane.holds(n) ? from[lane.first + n] : T{};
@@ -58,11 +62,17 @@ __device__ inline void load(const T* from, const Lane& lane, T (&to)[kPack]) {
 template <typename T>
 __device__ inline void store(T* to, const Lane& lane, const T (&from)[kPack]) {
   if (lane.whole) {
-    constexpr int kWords = static_cast<int>(sizeof(from)) / kAccess<T>;
-    Word<kAccess<T>> words[kWords];
-    memcpy(words, from, sizeof from);
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) reinterpret_cast<Word<kAccess<T>>*>(to + lane.first)[w] = words[w];
+    for (int first = 0; first < kPack; first += kPartSize<T>) {
+      Part<T> part;
+#pragma unroll
+      for (int n = 0; n < kPartSize<T>; ++n) part.value[n] = from[first + n];
+      // Said outright, since assignments are taken apart where two branches store the same elements.
+      using Bits = typename Part<T>::Bits;
+      Bits bits;
+      memcpy(&bits, &part, sizeof bits);
+      __stwb(reinterpret_cast<Bits*>(to + lane.first + first), bits);
+    }
   } else {
 #pragma unroll
     for (int n = 0; n < kPack; ++n) {
@@ -192,8 +202,14 @@ __global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(const Arrays p, 
   constexpr bool kSplit = std::is_same_v<Master, std::int16_t>;
   if (scalars->skip != 0) return;
   const Lane lane = lane_of(p.size, p.lead, p.full);
-  const float scale = scalars->gradient_scale, rate = scalars->learning_rate;
-  const float correction1 = scalars->bias_correction1, correction2 = scalars->bias_correction2;
+  const AdamwStep step{scalars->gradient_scale,
+                       scalars->learning_rate,
+                       scalars->bias_correction1,
+                       scalars->bias_correction2,
+                       p.beta1,
+                       p.beta2,
+                       p.epsilon,
+                       p.weight_decay};
   float gradient[kPack], master[kPack], first[kPack], second[kPack];
   load(p.gradient, lane, gradient);
   Parameter parameter[kPack];
@@ -210,12 +226,7 @@ __global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(const Arrays p, 
   load_moment<Second>(p.second, p.second_scale, p.blocks, lane, second);
 #pragma unroll
   for (int n = 0; n < kPack; ++n) {
-    const float g = scale * gradient[n];
-    first[n] = p.beta1 * first[n] + (1.0f - p.beta1) * g;
-    second[n] = p.beta2 * second[n] + (1.0f - p.beta2) * g * g;
-    const float root = sqrtf(second[n] / correction2);
-    const float direction = first[n] / correction1 / (root + p.epsilon);
-    master[n] -= rate * (direction + p.weight_decay * master[n]);
+    update_element(step, gradient[n], master[n], first[n], second[n]);
   }
   std::uint32_t words[kPack] = {}, low[kPack], high[kPack];
   if constexpr (!std::is_same_v<First, float>) draw(p.run, lane, scalars->updates, words);

@@ -2,6 +2,7 @@
 // Bytes moved: add_square 4·n; adamw 28·n and the parameter's 2·n (bfloat16) or 4·n.
 #include <algorithm>
 
+#include "adamw.cuh"
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -72,6 +73,11 @@ struct Update {
   const float* gradient;
   T* parameter;
   float beta1, beta2, epsilon, weight_decay;
+
+  __device__ AdamwStep step(const StepScalars& s) const {
+    return {s.gradient_scale, s.learning_rate, s.bias_correction1, s.bias_correction2, beta1, beta2,
+            epsilon,          weight_decay};
+  }
 };
 
 template <typename T, int N>
@@ -80,20 +86,14 @@ __global__ void __launch_bounds__(kThreads)
   if (scalars->skip != 0) return;
   const std::int64_t i = begin + (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * N;
   if (i >= size) return;
-  const float scale = scalars->gradient_scale, rate = scalars->learning_rate;
-  const float correction1 = scalars->bias_correction1, correction2 = scalars->bias_correction2;
+  const AdamwStep step = p.step(*scalars);
   const Pack<float, N> gradient = Pack<float, N>::load(p.gradient + i);
   Pack<float, N> master = Pack<float, N>::load(p.master + i), first = Pack<float, N>::load(p.first + i),
                  second = Pack<float, N>::load(p.second + i);
   Pack<T, N> parameter;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
-    const float g = scale * gradient[n];
-    first.value[n] = p.beta1 * first[n] + (1.0f - p.beta1) * g;
-    second.value[n] = p.beta2 * second[n] + (1.0f - p.beta2) * g * g;
-    const float root = sqrtf(second[n] / correction2);
-    const float direction = first[n] / correction1 / (root + p.epsilon);
-    master.value[n] -= rate * (direction + p.weight_decay * master[n]);
+    update_element(step, gradient[n], master.value[n], first.value[n], second.value[n]);
     parameter.set(n, master[n]);
   }
   first.store(p.first + i);
