@@ -77,10 +77,12 @@ void CpuOps::adamw(Stream&, const Adamw& args, const StepScalars* scalars) {
   OCTET_ASSERT(!split || args.parameter.dtype == DType::kBF16);
   const DType moments = args.first_moment.dtype;
   if (scalars->skip) return;
+  // Pieces that stay in cache between the passes over them; one block of codes where there may be some.
+  const std::int64_t piece = split || moments != DType::kF32 ? kMomentBlock : 4 * kMomentBlock;
   float memory[3][kMomentBlock];
   std::uint32_t words[kMomentBlock];
   for (std::int64_t at = 0, size = 0; at < count; at += size) {
-    size = std::min(count - at, kMomentBlock - (args.run.begin + at) % kMomentBlock);
+    size = std::min(count - at, piece - (args.run.begin + at) % piece);
     const std::int64_t block = args.run.block(at);
     const Tensor stored_master = args.master.range(at, size),
                  stored_first = args.first_moment.range(at, size),
