@@ -127,6 +127,17 @@ template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
+inline float __fmul_rn(float x, float y) {
+  const volatile float product = x * y;  // is not fused with a sum
+  return product;
+}
+inline float __fmaf_rn(float x, float y, float z) {
+  return std::fma(x, y, z);
+}
+template <typename T>
+void __stwb(T* to, T value) {
+  *to = value;
+}
 inline float __expf(float x) {
   return std::exp(x);
 }
