@@ -269,6 +269,12 @@ class ThreadedOps final : public Ops {
   void adamw(Stream& s, const Adamw& a, const StepScalars* scalars) override {
     later(*cpu_, s, &Ops::adamw, a, scalars);
   }
+  void widen_state(Stream& s, const NarrowState& state, Tensor values) override {
+    later(*cpu_, s, &Ops::widen_state, state, values);
+  }
+  void narrow_state(Stream& s, Tensor values, const NarrowState& state) override {
+    later(*cpu_, s, &Ops::narrow_state, values, state);
+  }
   void cast(Stream& s, Tensor from, Tensor to) override { later(*cpu_, s, &Ops::cast, from, to); }
   void copy_rows(Stream& s, DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t columns,
                  const SampleRows& from, const SampleRows& to, bool add) override {
