@@ -202,6 +202,18 @@ void Engine::restored(std::int64_t updates) {
   restart_clock();
 }
 
+Tensor Engine::fp8_history() const {
+  BlockLinears& linears = network_->linears();
+  return linears.delayed() ? linears.history() : Tensor{};
+}
+
+void Engine::restore_fp8_history(const std::vector<float>& values) {
+  const Tensor history = fp8_history();
+  OCTET_ASSERT(static_cast<std::int64_t>(values.size()) == history.size());
+  device_.copy(*stream_, history.data, values.data(), history.bytes());
+  network_->linears().restored(*stream_);
+}
+
 void Engine::time_phases(PhaseTimer* phases) {
   phases_ = phases;
   network_->time_phases(phases);

@@ -48,7 +48,14 @@ struct HostBoxes {
       boxes.push_back({box.name, box.rows, box.cols, box.box, memory.back().data()});
     }
   }
+  /// A whole tensor.
+  void add(const std::string& name, const Tensor& shape) {
+    memory.emplace_back(static_cast<std::size_t>(shape.size()));
+    boxes.push_back({name, shape.rows, shape.cols, {0, 0, shape.rows, shape.cols}, memory.back().data()});
+  }
 };
+
+constexpr const char* kFp8History = "fp8/largest_magnitudes";
 
 }  // namespace
 
@@ -112,9 +119,15 @@ void check_same_run(const CheckpointInfo& info, const Deck& deck, const std::str
 void save_run(Engine& engine, const Deck& deck, const RunPosition& position, const std::string& train_hash,
               MPI_Comm ranks) {
   const auto boxes = engine.store().saved_boxes();
-  const HostBoxes host(boxes);
+  HostBoxes host(boxes);
   for (std::size_t i = 0; i < boxes.size(); ++i)
     engine.store().read(engine.stream(), boxes[i], host.boxes[i].data);
+  int rank = 0;
+  MPI_Comm_rank(ranks, &rank);
+  if (const Tensor history = engine.fp8_history(); history && rank == 0) {  // the same on all ranks
+    host.add(kFp8History, history);
+    engine.device().copy(engine.stream(), host.memory.back().data(), history.data, history.bytes());
+  }
   engine.stream().synchronize();
   const CheckpointState state{position.step,   position.samples, position.tokens, position.updates,
                               engine.layout(), version(),        train_hash,      deck_values(deck)};
@@ -124,11 +137,18 @@ void save_run(Engine& engine, const Deck& deck, const RunPosition& position, con
 
 void load_run(Engine& engine, const CheckpointInfo& info, MPI_Comm ranks) {
   const auto boxes = engine.store().held_boxes();
-  const HostBoxes host(boxes);
+  HostBoxes host(boxes);
+  // A run that had no scales from earlier steps, or another number of them, begins them anew.
+  const Tensor history = engine.fp8_history();
+  const auto saved = info.tensors.find(kFp8History);
+  const bool remembered = history && saved != info.tensors.end() && saved->second.rows == history.rows &&
+                          saved->second.cols == history.cols;
+  if (remembered) host.add(kFp8History, history);
   load_checkpoint(info, host.boxes, ranks);
   std::vector<const float*> values;
-  for (const SavedBox& box : host.boxes) values.push_back(box.data);
+  for (std::size_t i = 0; i < boxes.size(); ++i) values.push_back(host.boxes[i].data);
   engine.store().write(engine.stream(), boxes, values);
+  if (remembered) engine.restore_fp8_history(host.memory.back());
   engine.restored(info.state.updates);
 }
 

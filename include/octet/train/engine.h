@@ -93,6 +93,9 @@ class Engine {
   /// Compares everything that several ranks hold copies of, by hash. Collective; returns what differs first
   /// on any rank, with the axis, or an empty text. Waits for the device.
   std::string find_differing_replica();
+  /// With precision.fp8 = delayed: float32 on the device, the same on all ranks (BlockLinears); else empty.
+  Tensor fp8_history() const;
+  void restore_fp8_history(const std::vector<float>& values);
   /// After masters were written: publishes them and sets the optimizer's step count.
   void restored(std::int64_t updates);
 
