@@ -262,8 +262,9 @@ TEST_P(Float8Test, ProductEqualsTheSumOfWhatTheCodesStandFor) {
             expected(i, j) = static_cast<float>(total);
           }
         }
-        // Hopper's fast accumulation, which products with bfloat16 results use, keeps fewer bits.
-        EXPECT_TRUE(close(bench.get(args.y), expected, float_output ? 2e-4 : tolerance()))
+        // Matrix units keep 13 bits behind the point of what they add, even where float32 takes their sums.
+        const double exact = GetParam().device == DeviceKind::kCpu ? 2e-4 : 2e-3;
+        EXPECT_TRUE(close(bench.get(args.y), expected, float_output ? exact : tolerance()))
             << name_of(c.a) << " cut " << static_cast<int>(c.a_cut) << " and " << static_cast<int>(c.b_cut)
             << ": " << m << " " << n << " " << k;
       }
