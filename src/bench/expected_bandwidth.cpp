@@ -8,10 +8,11 @@ namespace {
 
 enum class Board { kA100, kH100, kH200 };
 
-/// The modules that boards with NVLink between all GPUs carry. PCIe cards (also NVL, in pairs) are none.
+/// The modules that boards with NVLink between all GPUs carry. PCIe cards (also NVL, in pairs) and Grace
+/// Hopper are none.
 std::optional<Board> board_of(std::string_view device) {
   const auto has = [device](std::string_view part) { return device.find(part) != std::string_view::npos; };
-  if (has("PCIe") || has("NVL")) return {};
+  if (has("PCIe") || has("NVL") || has("GH200")) return {};
   if (has("H200")) return Board::kH200;
   if (has("H100")) return Board::kH100;
   if (has("A100-SXM")) return Board::kA100;

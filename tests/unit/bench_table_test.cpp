@@ -40,8 +40,9 @@ TEST(ExpectedBandwidth, HoldsForBoardsAndSizesThatWereMeasured) {
   EXPECT_EQ(expected("NVIDIA H100 80GB HBM3", 8, "reduce_scatter", 1024 * kMiB), 349);
   EXPECT_EQ(expected("NVIDIA A100-SXM4-80GB", 8, "all_reduce", 1024 * kMiB), 200);
   EXPECT_EQ(expected("NVIDIA H200", 3, "all_reduce", 1024 * kMiB), 0);
-  for (const char* pcie : {"NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-40GB", "AMD EPYC"})
-    EXPECT_EQ(expected(pcie, 8, "all_reduce", 1024 * kMiB), 0) << pcie;
+  for (const char* other :
+       {"NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA GH200 480GB", "AMD EPYC"})
+    EXPECT_EQ(expected(other, 8, "all_reduce", 1024 * kMiB), 0) << other;
 }
 
 }  // namespace
