@@ -204,7 +204,9 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlans::proposals(const Key& key, const P
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_.get(), plan.operation.get(), plan.b.get(), plan.a.get(),
                                      plan.y.get(), plan.y.get(), created, most, results.data(), &count);
-  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
+  // Which of these says that types, scales and epilogue do not go together differs from release to release.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) return {};
+  check_cublas(status, "cublasLtMatmulAlgoGetHeuristic");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < count; ++i) {
     const cublasLtMatmulHeuristicResult_t& result = results[static_cast<std::size_t>(i)];
