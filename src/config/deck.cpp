@@ -201,7 +201,7 @@ std::string describe_deck() {
       text += fmt::format("\n[{}]\n", section);
     }
     const std::string setting = fmt::format("{} = {}", key.name, value_text(key, defaults));
-    text += fmt::format("  {:<32} {}\n  {:<32}   {}\n", setting, key.help, "", allowed_values(key));
+    text += fmt::format("  {:<35} {}\n  {:<35}   {}\n", setting, key.help, "", allowed_values(key));
   }
   return text;
 }

@@ -42,7 +42,8 @@ TEST(CommandLine, HelpListsCommandsAndExplainsEach) {
 TEST(CommandLine, HelpDeckListsEveryKey) {
   const CommandResult result = run_octet("help deck");
   EXPECT_EQ(result.code, 0);
-  for (const auto& [name, value] : deck_values(Deck())) EXPECT_TRUE(says(result, name + " = " + value));
+  for (const auto& [name, value] : deck_values(Deck()))
+    EXPECT_TRUE(says(result, name + " = " + value + "  "));
 }
 
 TEST(CommandLine, UnknownCommandNamesTheNearest) {
