@@ -1,9 +1,9 @@
 // Optimizer state that is narrower than float32, through whole training steps: in every ZeRO stage and
 // layout, over restarts, in memory, and what it does to the loss.
 #include <cstring>
-#include <filesystem>
 
 #include "octet/train/restart.h"
+#include "support/shared_folder.h"
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -230,23 +230,8 @@ TEST_F(NarrowState, NarrowMomentsLearnAsWell) {
 
 class NarrowRestart : public NarrowState {
  protected:
-  void SetUp() override {
-    NarrowState::SetUp();
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-    char name[] = "/tmp/octet-narrow-XXXXXX";
-    if (rank_ == 0) {
-      ASSERT_NE(mkdtemp(name), nullptr);
-    }
-    MPI_Bcast(name, sizeof name, MPI_CHAR, 0, MPI_COMM_WORLD);
-    directory_ = name;
-  }
-  void TearDown() override {
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank_ == 0) std::filesystem::remove_all(directory_);
-  }
-
   Deck in_folder(Deck deck) const {
-    deck.run.directory = directory_;
+    deck.run.directory = folder_.path();
     deck.checkpoint.allow_changes = true;
     return deck;
   }
@@ -295,8 +280,7 @@ class NarrowRestart : public NarrowState {
     }
   }
 
-  int rank_ = 0;
-  std::string directory_;
+  SharedFolder folder_;
 };
 
 TEST_F(NarrowRestart, SameFormAndLayoutGoOnBitwise) {

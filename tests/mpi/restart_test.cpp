@@ -1,9 +1,8 @@
 // N steps, stop, M steps against N + M: bitwise in the same layout, 1e-6 in another.
-#include <filesystem>
-
 #include "octet/train/restart.h"
 #include "octet/train/schedule.h"
 #include "support/seed.h"
+#include "support/shared_folder.h"
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -13,20 +12,7 @@ constexpr int kBefore = 3, kAfter = 3;
 
 class Restart : public testing::Test {
  protected:
-  void SetUp() override {
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-    char name[] = "/tmp/octet-restart-XXXXXX";
-    if (rank_ == 0) {
-      ASSERT_NE(mkdtemp(name), nullptr);
-    }
-    MPI_Bcast(name, sizeof name, MPI_CHAR, 0, MPI_COMM_WORLD);
-    directory_ = name;
-  }
-  void TearDown() override {
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank_ == 0) std::filesystem::remove_all(directory_);
-  }
+  void SetUp() override { MPI_Comm_size(MPI_COMM_WORLD, &ranks_); }
 
   static Samples batch(int step) {
     return random_samples(8, 64, 256, 700 + static_cast<std::uint64_t>(step));
@@ -43,7 +29,7 @@ class Restart : public testing::Test {
     deck.schedule.kind = "cosine";
     deck.schedule.warmup = 2;
     deck.run.steps = kBefore + kAfter;
-    deck.run.directory = directory_;
+    deck.run.directory = folder_.path();
     return deck;
   }
 
@@ -73,8 +59,8 @@ class Restart : public testing::Test {
     return end;
   }
 
-  int ranks_ = 1, rank_ = 0;
-  std::string directory_;
+  int ranks_ = 1;
+  SharedFolder folder_;
 };
 
 /// Scales of 8-bit products that come from earlier steps are state of the run: without them the first steps

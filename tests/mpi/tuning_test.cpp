@@ -1,8 +1,7 @@
 // What goes before the first step: a warm-up that leaves no trace, and choices that all ranks share.
-#include <filesystem>
-
 #include "octet/train/shared_plans.h"
 #include "support/seed.h"
+#include "support/shared_folder.h"
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -64,14 +63,10 @@ TEST(WarmUp, LeavesTheScalesOf8BitLayersAsTheyWere) {
 
 TEST(SharedPlans, AreTheSameOnAllRanksAndKeptForTheNextRun) {
   const World world(MPI_COMM_WORLD);
-  std::string pattern = (std::filesystem::temp_directory_path() / "octet_shared_XXXXXX").string();
-  if (world.rank() == 0) {
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-  }
-  const std::filesystem::path folder = world.gather(pattern).front();
+  const SharedFolder folder;
   Deck::Run run;
   run.tune_matmul = true;
-  run.tune_cache = folder.string();
+  run.tune_cache = folder.path();
   const auto plan = [](int number) { return TimedPlan{{std::byte(number), std::byte{1}}, 1.0 + number}; };
   {
     SharedPlans plans(world, run, DeviceKind::kCuda);
@@ -90,8 +85,6 @@ TEST(SharedPlans, AreTheSameOnAllRanksAndKeptForTheNextRun) {
   EXPECT_FALSE(plans.times());
   EXPECT_EQ(*plans.cache()->find("met by all ranks"), plan(0));
   EXPECT_EQ(*plans.cache()->find(fmt::format("met by rank {}", world.rank())), plan(world.rank()));
-  MPI_Barrier(MPI_COMM_WORLD);
-  if (world.rank() == 0) std::filesystem::remove_all(folder);
 }
 
 TEST(SharedPlans, AreNotKeptWhereNobodyAsksForThem) {
@@ -106,15 +99,10 @@ TEST(SharedPlans, AreNotKeptWhereNobodyAsksForThem) {
 /// numbers bit by bit, and those of plain plans within rounding.
 TEST(SharedPlans, CudaRunWithRememberedPlansRepeatsTheOneThatTimedThem) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
-  const World world(MPI_COMM_WORLD);
-  std::string pattern = (std::filesystem::temp_directory_path() / "octet_tuned_XXXXXX").string();
-  if (world.rank() == 0) {
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-  }
-  const std::filesystem::path folder = world.gather(pattern).front();
+  const SharedFolder folder;
   Deck deck = tiny_deck();
   deck.run.device = "cuda";
-  deck.run.tune_cache = folder.string();
+  deck.run.tune_cache = folder.path();
   const auto losses = [&] {
     Session session(MPI_COMM_WORLD, deck);
     const auto samples = [&](std::uint64_t step) { return random_samples(8, 64, 256, test_seed() + step); };
@@ -128,8 +116,6 @@ TEST(SharedPlans, CudaRunWithRememberedPlansRepeatsTheOneThatTimedThem) {
   const std::vector<double> timed = losses(), remembered = losses();
   EXPECT_EQ(remembered, timed);
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(timed[i], plain[i], 1e-5 * plain[i]);
-  MPI_Barrier(MPI_COMM_WORLD);
-  if (world.rank() == 0) std::filesystem::remove_all(folder);
 }
 
 }  // namespace
