@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "octet/base/error.h"
 #include "octet/config/resolve.h"
 #include "octet/config/version.h"
 #include "octet/runtime/device_choice.h"
+#include "octet/runtime/report_text.h"
 
 namespace octet {
 
@@ -21,27 +21,11 @@ void say(const World& world, const std::string& text) {
   std::fflush(stdout);
 }
 
-/// Words in lines of at most 110 characters, the first after `mark` and all as far from the left.
-std::string wrapped(const std::string& mark, const std::string& text) {
-  constexpr std::size_t kWidth = 110;
-  std::string lines = mark;
-  std::size_t column = mark.size();
-  std::istringstream words(text);
-  for (std::string word; words >> word; column += word.size() + 1) {
-    if (column + word.size() > kWidth) {
-      lines += "\n" + std::string(mark.size(), ' ');
-      column = mark.size();
-    }
-    lines += (column == mark.size() ? "" : " ") + word;
-  }
-  return lines + "\n";
-}
-
 std::string text_of(const BenchPart& part, const PartResult& result) {
   std::string text = fmt::format("\n{}: {}\n", part.name, result.title);
   if (!result.table.rows().empty()) text += result.table.text();
-  for (const std::string& note : result.notes) text += wrapped("  # ", note);
-  for (const std::string& warning : result.warnings) text += wrapped("  WARNING ", warning);
+  for (const std::string& note : result.notes) text += wrapped("  # ", note) + "\n";
+  for (const std::string& warning : result.warnings) text += wrapped("  WARNING ", warning) + "\n";
   return text;
 }
 

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+#include <sstream>
+
 #include "octet/runtime/topology.h"
 
 namespace octet {
@@ -21,6 +24,11 @@ std::string wrapped(const std::string& head, const std::vector<std::string>& ite
     column += items[i].size();
   }
   return text;
+}
+
+std::string wrapped(const std::string& head, const std::string& text) {
+  std::istringstream words(text);
+  return wrapped(head, std::vector<std::string>(std::istream_iterator<std::string>(words), {}));
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {

@@ -1,6 +1,7 @@
 #include "octet/train/report.h"
 
 #include "octet/config/version.h"
+#include "octet/runtime/report_text.h"
 
 namespace octet {
 
@@ -45,10 +46,11 @@ std::string memory_table(const Engine& engine, const Device& device) {
 
 std::string flops_line(const Deck& deck, const Engine& engine, const Device& device) {
   const double flops = flops_per_token(engine.shape(), deck.batch.sequence);
-  std::string text = fmt::format(
-      "  FLOPs      {:.4f} GFLOP/token = 6 · (parameters of matrix products) + 6 · layers · query width · "
-      "sequence (causal, once)",
-      flops / 1e9);
+  std::string text =
+      wrapped("  FLOPs      ",
+              fmt::format("{:.4f} GFLOP/token = 6 · (parameters of matrix products) + 6 · layers · query "
+                          "width · sequence (causal, once)",
+                          flops / 1e9));
   if (device.peak_flops() > 0) {
     text += fmt::format("\n  MFU        against {:.0f} TFLOP/s dense bf16 a GPU", device.peak_flops() / 1e12);
     const double floor = flops * static_cast<double>(deck.batch.global * deck.batch.sequence) /
@@ -59,9 +61,10 @@ std::string flops_line(const Deck& deck, const Engine& engine, const Device& dev
 }
 
 std::string data_line(const char* label, const TokenFile& file, std::int64_t sequence) {
-  return fmt::format("  {:<10} {}: {} tokens, {} documents, {} samples of {}, tokenizer {}", label,
-                     file.path(), file.info().tokens, file.info().documents, samples_in(file, sequence),
-                     sequence, file.info().tokenizer);
+  return wrapped(fmt::format("  {:<10} ", label),
+                 fmt::format("{}: {} tokens, {} documents, {} samples of {}, tokenizer {}", file.path(),
+                             file.info().tokens, file.info().documents, samples_in(file, sequence), sequence,
+                             file.info().tokenizer));
 }
 
 }  // namespace
@@ -76,19 +79,22 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
   text += fmt::format("  grid       {} (rank; data, tensor, context, pipeline)\n{}\n", engine.layout(),
                       grid_picture(world, engine.grid(), places));
   text += nodes + "\n";
-  text += fmt::format(
-      "  model      {}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary {}{}; {:.3f} "
-      "M parameters\n",
-      deck.model.family, deck.model.layers, deck.model.hidden, deck.model.heads, deck.model.kv_heads,
-      deck.model.head_size, deck.model.mlp, deck.model.vocabulary, deck.model.tied ? " (tied)" : "",
-      static_cast<double>(engine.table().parameters()) / 1e6);
+  text += wrapped("  model      ",
+                  fmt::format("{}: {} layers, hidden {}, {} heads / {} key heads of {}, mlp {}, vocabulary "
+                              "{}{}; {:.3f} M parameters",
+                              deck.model.family, deck.model.layers, deck.model.hidden, deck.model.heads,
+                              deck.model.kv_heads, deck.model.head_size, deck.model.mlp,
+                              deck.model.vocabulary, deck.model.tied ? " (tied)" : "",
+                              static_cast<double>(engine.table().parameters()) / 1e6)) +
+          "\n";
   const std::string fp8 =
       deck.precision.fp8 == "none"
           ? ""
           : fmt::format(", linear layers of blocks in fp8 ({} scales)", deck.precision.fp8);
-  text +=
-      fmt::format("  precision  {} compute{}; {} masters, {} moments; float32 gradient sums and softmax\n",
-                  deck.precision.compute, fp8, deck.optimizer.master, deck.optimizer.moments);
+  text += wrapped("  precision  ",
+                  fmt::format("{} compute{}; {} masters, {} moments; float32 gradient sums and softmax",
+                              deck.precision.compute, fp8, deck.optimizer.master, deck.optimizer.moments)) +
+          "\n";
   text += fmt::format("  batch      {} samples of {} tokens a step: micro-batch {} × {} × data {}\n",
                       cut.global, cut.sequence, cut.micro, cut.micro_batches(), cut.data_size);
   text += data_line("train", train, cut.sequence) + "\n";

@@ -6,8 +6,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "octet/data/token_file.h"
+#include "octet/runtime/report_text.h"
 #include "support/data_support.h"
 #include "system/run_command.h"
 
@@ -101,6 +103,19 @@ TEST_F(Train, LossFallsAndTheRunFolderIsComplete) {
                                    " --set parallel.data=1 --set run.steps=1 --set schedule.warmup=0")
                 .code,
             0);
+}
+
+TEST_F(Train, StartUpReportFitsItsColumns) {
+  for (const char* more : {"--set parallel.pipeline=2 --set batch.micro=1",
+                           "--set precision.compute=bf16 --set precision.fp8=current --set "
+                           "optimizer.master=split --set optimizer.moments=8bit"}) {
+    const CommandResult result =
+        train(2, "wide", std::string("--set run.steps=1 --set schedule.warmup=0 ") + more);
+    EXPECT_EQ(result.code, 0) << result.output;
+    std::istringstream lines(result.output.substr(0, result.output.find("  run folder")));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), kReportColumns) << line;
+    std::filesystem::remove_all(folder_ / "wide");
+  }
 }
 
 TEST_F(Train, StoppedRunGoesOnBitwiseInItsLayoutAndCloselyInAnother) {
