@@ -278,7 +278,8 @@ TEST_P(Float8Test, LargestOfTheLastStepsIsRememberedUnlessAStepWasSkipped) {
   const Tensor history = bench.put_float(Matrix(kRows, kSteps)), largest = bench.blank_float(kRows, 1);
   std::vector<Matrix> steps;
   for (const auto& [updates, skip] : {std::pair{1, 0}, {2, 0}, {3, 0}, {3, 1}, {4, 0}}) {
-    const Matrix seen = random(kRows, 1);
+    Matrix seen = random(kRows, 1);
+    for (float& value : seen.values) value = std::fabs(value);
     if (skip == 0) steps.push_back(seen);
     StepScalars* const scalars = bench.put_scalars({.skip = skip, .updates = updates});
     bench.ops().remember_largest(bench.stream(), bench.put_float(seen), history, largest, scalars);
@@ -289,6 +290,18 @@ TEST_P(Float8Test, LargestOfTheLastStepsIsRememberedUnlessAStepWasSkipped) {
   bench.ops().fill(bench.stream(), largest, -1.0f);
   bench.ops().remember_largest(bench.stream(), {}, history, largest, nullptr);
   EXPECT_EQ(bench.get(largest).values, remembered.values);
+}
+
+TEST_P(Float8Test, NothingSeenAndInfinitiesLeaveTheScaleAsItWas) {
+  Workbench bench = this->bench();
+  Matrix seen(3, 1), before(3, 1);
+  seen(0, 0) = 2.0f;
+  seen(1, 0) = std::numeric_limits<float>::infinity();
+  for (float& value : before.values) value = 5.0f;
+  const Tensor history = bench.put_float(Matrix(3, 4)), largest = bench.put_float(before);
+  bench.ops().remember_largest(bench.stream(), bench.put_float(seen), history, largest,
+                               bench.put_scalars({.updates = 1}));
+  EXPECT_EQ(bench.get(largest).values, (std::vector<float>{2.0f, 5.0f, 5.0f}));
 }
 
 OCTET_TEST_BACKENDS_BF16(Float8Test);

@@ -234,8 +234,8 @@ class Ops {
   virtual void largest_magnitude(Stream& stream, Tensor x, Tensor largest) = 0;
   virtual void quantize(Stream& stream, const Quantize& args) = 0;
   /// After finish_step: where `seen` is given and the step was not skipped, history[i, (updates - 1) mod
-  /// steps] = seen[i]. Then largest[i] = the largest of row i. history: float32 [n, steps]; seen, largest:
-  /// [n, 1].
+  /// steps] = seen[i], or 0 where that is not finite. Then largest[i] = the largest of row i, unless all of
+  /// it is 0. history: float32 [n, steps]; seen, largest: [n, 1].
   virtual void remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
                                 const StepScalars* scalars) = 0;
 

@@ -82,8 +82,12 @@ void CpuOps::remember_largest(Stream&, Tensor seen, Tensor history, Tensor large
   const std::int64_t steps = history.cols;
   for (std::int64_t i = 0; i < history.rows; ++i) {
     float* const row = history.as<float>() + i * steps;
-    if (seen && scalars->skip == 0) row[(scalars->updates - 1) % steps] = seen.as<float>()[i];
-    largest.as<float>()[i] = *std::max_element(row, row + steps);
+    if (seen && scalars->skip == 0) {
+      const float value = seen.as<float>()[i];
+      row[(scalars->updates - 1) % steps] = std::isfinite(value) ? value : 0.0f;
+    }
+    const float found = *std::max_element(row, row + steps);
+    if (found > 0.0f) largest.as<float>()[i] = found;
   }
 }
 

@@ -237,10 +237,11 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= rows) return;
   float* const row = history + i * steps;
-  if (seen != nullptr && scalars->skip == 0) row[(scalars->updates - 1) % steps] = seen[i];
+  if (seen != nullptr && scalars->skip == 0)
+    row[(scalars->updates - 1) % steps] = isfinite(seen[i]) ? seen[i] : 0.0f;
   float found = row[0];
   for (std::int64_t step = 1; step < steps; ++step) found = fmaxf(found, row[step]);
-  largest[i] = found;
+  if (found > 0.0f) largest[i] = found;
 }
 
 }  // namespace
