@@ -24,10 +24,8 @@ mkdir -p "$run"
   tee "$run/pack.log"
 entropy=$(sed -n "s|^$run/validation.h5: .* \([0-9.]*\) nats/token.*|\1|p" "$run/pack.log")
 
-gpus=0
-if ! "$octet" --version | grep -q 'without CUDA' && command -v nvidia-smi >/dev/null; then
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-fi
+# shellcheck source=jobs/ranks.sh
+. jobs/ranks.sh
 ranks=8 steps=300 settings=()
 if [ "$gpus" -gt 0 ]; then
   ranks=1 steps=1000
@@ -36,11 +34,7 @@ if [ "$gpus" -gt 0 ]; then
     --set precision.compute=bf16)
 fi
 
-launch=(mpirun -np "$ranks" --oversubscribe --bind-to none)
-if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-# Eight ranks may share few cores: a rank that waits gives way, and BLAS starts no threads of its own.
-if [ "$(nproc)" -lt "$ranks" ]; then export OMPI_MCA_mpi_yield_when_idle=1; fi
-export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
+launch+=(-np "$ranks")
 train=("$octet" train inputs/shapes/tiny.cfg inputs/demo.cfg --set "data.train=$run/train.h5"
   --set "data.validation=$run/validation.h5" --set "run.directory=$run" --set "run.steps=$steps" "${settings[@]}")
 

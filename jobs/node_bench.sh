@@ -5,12 +5,11 @@ set -euo pipefail
 octet=$(realpath "$1")
 results=$(realpath "${2:-bench.json}")
 cd "$(dirname "$0")/.."
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+# shellcheck source=jobs/ranks.sh
+. jobs/ranks.sh
 run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
-launch=(mpirun --bind-to none --oversubscribe)
-if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
-if [ "${gpus:-0}" -eq 0 ] || "$octet" --version | grep -q 'without CUDA'; then
+if [ "$gpus" -eq 0 ]; then
   launch+=(-np 2)
   work=(inputs/shapes/tiny.cfg --set run.device=cpu --set precision.compute=fp32 --set batch.sequence=128)
 else
