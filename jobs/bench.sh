@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make bench` runs: bench.sh OCTET [WORK…]. Trains on random tokens and prints a table. works.sh beside it says what the
-# works and columns are, and which variables it takes (RIVAL, STEPS, LIMIT). Without works, those that fit: GPT-2 124M, Llama 1B,
+# works and columns are, and which variables it takes (RIVAL, STEPS, LIMIT, OUT). Without works, those that fit: GPT-2 124M, Llama 1B,
 # and 8B where there are two GPUs.
 set -euo pipefail
 octet=$(realpath "$1")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures and tests a node of 2, 4 or 8 GPUs, most valuable first: node.sh OCTET [PART|ROW…]. Sizes follow the number of GPUs.
 # Every row has a time limit; a failed one is a row too, and exit code 1 at the end. Rows that BUDGET (570 s) has no time for are
-# left, with the words for another call as the last line. Results so far stand in $OUT/node.md, node.json and comm.json if OUT is set.
+# left, with the words for another call as the last line. If OUT is set: $OUT/node.md and node.json with the results so far, comm.json,
+# and runs.log with all logs.
 #   comm        octet bench comm on all GPUs, beside published bandwidths
 #   8b          Llama 3 8B at 8192 tokens, bf16 and fp8, in the layouts that should be fastest
 #   scaling     8B with ZeRO-1 on 1, 2, 4, 8 GPUs, a sample each
@@ -22,28 +23,23 @@ cd "$(dirname "$0")/.." || exit
 . jobs/ranks.sh
 # shellcheck source=jobs/works.sh
 . jobs/works.sh
-wanted=("$@")
-budget=${BUDGET:-570}
+wanted=("$@") results=node again="jobs/node.sh $octet"
 run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
 STEPS=${STEPS:-14} # the median of nine
 CHANGES=${CHANGES:-}
-checks="check|found|beside|verdict"
-left=() # "part row" of those without time
-declare -A ran # parts of which some row had time
-failures=0
-version=$("$octet" --version | sed -n '1s/  */ /gp')
-started=$(date -u +%FT%TZ)
-
+n=$gpus
 if [ -n "${OCTET_CPU:-}" ]; then
-  gpus_or_ranks=${CPU_RANKS:-4} machine="$(nproc) CPU cores, a trial of the script" STEPS=6
+  n=${CPU_RANKS:-4} machine="a trial of the script on CPU ranks" STEPS=6
 elif [ "$gpus" -lt 2 ]; then
   echo "node: $gpus GPUs that this build of octet can use; this script is for 2, 4 or 8 (OCTET_CPU=1 tries it without)"
   exit 0
 else
-  gpus_or_ranks=$gpus machine=$(nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | sed -n 1p)
+  machine=$(nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader | sed -n 1p)
 fi
-n=$gpus_or_ranks
+title="$n x $machine; $("$octet" --version | sed -n '1s/  */ /gp'); $(date -u +%FT%TZ)"
+# shellcheck source=jobs/rows.sh
+. jobs/rows.sh
 all_ranks=("${launch[@]}" -np "$n" "$octet")
 
 # What others published of a work, tokens/s a GPU, for the last column. Eight GPUs are H100s unless said; four are H200s.
@@ -57,83 +53,6 @@ published() { # work
     "4 llama-8b"*) echo "10,340 PyTorch, micro-batch 2" ;;
     *) echo - ;;
   esac
-}
-
-markdown() { # a table with | between columns
-  sed -e 's/^/| /' -e 's/|/ | /2g' -e 's/$/ |/' -e '1{p;s/[^|]/-/g;}'
-}
-
-json_rows() { # a table with | between columns, as objects by the headings; numbers where a cell is one
-  awk -F'|' 'NR == 1 { for (i = 1; i <= NF; ++i) key[i] = $i; next }
-    { row = ""
-      for (i = 1; i <= NF; ++i) {
-        value = $i; gsub(/[\\"]/, "\\\\&", value)
-        if (value !~ /^-?[0-9]+(\.[0-9]+)?$/) value = "\"" value "\""
-        row = row (i > 1 ? ", " : "") "\"" key[i] "\": " value
-      }
-      printf "%s  {%s}", (NR > 2 ? ",\n" : ""), row }'
-}
-
-# The table of works with a last column of published figures.
-works_table() {
-  local line number=0 columns=1-8
-  if [ -n "${RIVAL:-}" ]; then columns=1-12; fi
-  while IFS= read -r line; do
-    if [ "$number" -eq 0 ]; then echo "$line|published"; else echo "$line|$(published "${line%%|*}")"; fi
-    number=1
-  done < <(cut -d '|' -f "$columns" <<<"$table")
-}
-
-write_results() {
-  [ -n "${OUT:-}" ] || return 0
-  {
-    printf '%s GPUs or ranks: %s; %s; %s\n\n' "$n" "$machine" "$version" "$started"
-    works_table | markdown
-    echo
-    markdown <<<"$checks"
-    printf '\nleft for another call: %s\n' "$(left_words)"
-  } >"$OUT/node.md"
-  printf '{"machine": "%s", "gpus": %s, "started": "%s",\n "works": [\n%s\n ],\n "checks": [\n%s\n ]}\n' "$machine" "$n" "$started" \
-    "$(works_table | json_rows)" "$(json_rows <<<"$checks")" >"$OUT/node.json"
-}
-
-# The words for another call: whole parts where none of their rows had time.
-left_words() {
-  local entry part
-  for entry in "${left[@]}"; do
-    part=${entry% *}
-    if [ ${#wanted[@]} -eq 0 ] && [ -z "${ran[$part]:-}" ]; then echo "$part"; else echo "${entry#* }"; fi
-  done | uniq | xargs
-}
-
-check() { # what found beside verdict
-  checks+=$'\n'"$1|$2|$3|$4"
-  case $4 in ok | measured | "no room") ;; *) failures=$((failures + 1)) ;; esac
-}
-
-# Runs a row if it is wanted and there is time: row PART NAME SECONDS COMMAND…
-row() {
-  local part=$1 name=$2 seconds=$3 rest=$((budget - SECONDS - 5)) begun=$SECONDS
-  shift 3
-  if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $part "* && " ${wanted[*]} " != *" $name "* ]]; then return; fi
-  if [ "$rest" -lt $((seconds / 2)) ]; then
-    left+=("$part $name")
-    return
-  fi
-  ran[$part]=1
-  LIMIT=$((seconds < rest ? seconds : rest))
-  printf '\n== %s: %s (at %s s, at most %s s)\n' "$part" "$name" "$SECONDS" "$LIMIT"
-  "$@" || {
-    echo "$name failed"
-    failures=$((failures + 1))
-  }
-  echo "$name took $((SECONDS - begun)) s"
-  write_results
-}
-
-work_row() { # part work seconds
-  # shellcheck disable=SC2153  # the works count GPUs; here ranks may stand for them
-  row "$1" "$2" "$3" measure "$2"
 }
 
 losses() { sed -n 's/.*"step":\([0-9]*\),.*"loss":\([0-9.e+-]*\).*/\1 \2/p' "$1/metrics.jsonl"; }
@@ -154,6 +73,7 @@ run_comm() {
   fi
   limited "${all_ranks[@]}" bench comm "${deck[@]}" --set "run.device=$device" --set "run.directory=$run/comm" --json "$json" >"$run/comm.log" 2>&1 || code=$?
   cat "$run/comm.log"
+  keep_log comm "$run/comm.log"
   if [ "$code" -ne 0 ]; then
     check comm "$(reason "$run/comm.log" "$code")" - FAILED
     return 1
@@ -194,6 +114,9 @@ small_train() {
   shift 2
   for setting in "$@"; do settings+=(--set "$setting"); done
   limited "${launch[@]}" -np "$ranks" "$octet" train "${small[@]}" --set "run.directory=$folder" "${settings[@]}" >"$folder.log" 2>&1
+  local code=$?
+  keep_log "$folder ${*:1}" "$folder.log"
+  return "$code"
 }
 
 run_curve() { # name settings…
@@ -225,7 +148,7 @@ run_curve() { # name settings…
     "$([ "$steps" -eq $small_steps ] && below "$worst" 2e-3 && echo ok || echo DIFFERS)"
 }
 
-curve() { row curves "curve-$1" 60 run_curve "curve-$1" "${@:2}"; }
+curve() { row curves "curve-$1" $((gpus > 0 ? 60 : 180)) run_curve "curve-$1" "${@:2}"; }
 
 # Lines with the second at which they came before them.
 stamped() { while IFS= read -r line; do printf '%s %s\n' "$EPOCHREALTIME" "$line"; done; }
@@ -255,6 +178,7 @@ run_checkpoint() {
       2>&1 | stamped >"$log.$step"
     code=${PIPESTATUS[0]}
     cut -d ' ' -f 2- "$log.$step" >"$log"
+    keep_log "checkpoint $shape" "$log.$step"
     if [ "$code" -ne 0 ]; then
       check "checkpoint $shape, start to step $step" "$(reason "$log" "$code")" - FAILED
       rm -rf "$folder"
@@ -367,12 +291,4 @@ row kill kill 90 run_kill
 row checkpoint checkpoint-8b 300 run_checkpoint llama-8b 8.03 parallel.zero=1
 if [ "$n" -eq 8 ]; then row checkpoint checkpoint-70b 500 run_checkpoint llama-70b 70.6 parallel.zero=3 memory.logits_mib=256; fi
 
-write_results
-printf '\n%s GPUs or ranks: %s; %s\n' "$n" "$machine" "$version"
-works_table | { column -t -s '|' 2>/dev/null || cat; }
-echo
-{ column -t -s '|' 2>/dev/null || cat; } <<<"$checks"
-if [ ${#left[@]} -gt 0 ]; then
-  printf '\nleft for want of time: jobs/node.sh %s %s\n' "$octet" "$(left_words)"
-fi
-[ "$failures" -eq 0 ]
+finish

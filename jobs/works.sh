@@ -4,7 +4,8 @@
 # tokens/s and MFU a GPU, the plan and the most memory that the driver saw, and the rival where RIVAL names one.
 # A work is one of `work_of`; WORK@RANKS takes more or fewer ranks, the batch growing with them;
 # WORK+KEY=VALUE[+KEY=VALUE…] changes settings, for comparisons: llama-8b@8+run.tune_matmul=true
-# Variables: STEPS a run (20), LIMIT of seconds a run (none), RIVAL (a PyTorch script: SHAPE MICRO_BATCH SEQUENCE STEPS).
+# Variables: STEPS a run (20), LIMIT of seconds a run (none), RIVAL (a PyTorch script: SHAPE MICRO_BATCH SEQUENCE STEPS), OUT, a
+# folder for the logs of all runs (runs.log).
 # OCTET_CPU=1 trains a tiny model on CPU ranks in every work's layout, which tries scripts and says nothing of speed.
 : "${octet:?}" "${gpus:?}" "${device:?}" "${launch[*]:?}"
 works_file=${BASH_SOURCE[0]}
@@ -13,8 +14,15 @@ declare -A rivals # "shape micro sequence ranks": its row, run once
 
 median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : "-" }'; }
 
-# Runs a command for at most LIMIT seconds.
-limited() { timeout --foreground --kill-after=10 "${LIMIT:-0}" "$@"; }
+# Runs a command for at most LIMIT seconds, and not past the script's `budget` where it has one.
+limited() {
+  local limit=${LIMIT:-0} rest
+  if [ -n "${budget:-}" ]; then
+    rest=$((budget - SECONDS))
+    limit=$((rest < 1 ? 1 : rest < limit ? rest : limit))
+  fi
+  timeout --foreground --kill-after=10 "$limit" "$@"
+}
 
 # Runs a command and leaves in `peak` the most memory of any GPU meanwhile, as the driver sees it, in GiB.
 watched() {
@@ -32,6 +40,14 @@ watched() {
   wait "$watcher" 2>/dev/null || true
   peak=$(sort -g "$run/memory" | tail -n 1 | awk '{ printf "%.1f", $1 / 1024 }')
   return "$code"
+}
+
+# Adds a log to the one file of all logs, where OUT is set.
+keep_log() { # name log
+  if [ -n "${OUT:-}" ]; then
+    printf '\n== %s\n' "$1" >>"$OUT/runs.log"
+    cat "$2" >>"$OUT/runs.log"
+  fi
 }
 
 # Why the run with this log and exit code failed, in one line.
@@ -87,6 +103,7 @@ bench() { # shape ranks sequence micro global vocabulary rival-shape settings…
     --set "run.steps=$steps" --set log.every=1 --set checkpoint.resume=none --set checkpoint.at_end=false --set schedule.kind=constant \
     --set optimizer.lr=1e-4 "${settings[@]}" --set "batch.sequence=$sequence" --set "batch.micro=$micro" \
     --set "batch.global=$global" --set "run.device=$device" >"$log" 2>&1 || code=$?
+  keep_log "$work" "$log"
   grep -aE "grid|loss|$steps/$steps" "$log" || true
   if [ "$code" -ne 0 ]; then
     tail -n 8 "$log"
