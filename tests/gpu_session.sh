@@ -32,13 +32,12 @@ machine=$(nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,no
 title="$gpus GPUs: ${machine:-none}; $("$octet" --version | sed -n '1s/  */ /gp'); $(date -u +%FT%TZ)"
 # shellcheck source=jobs/rows.sh
 . jobs/rows.sh
-export OCTET_REQUIRE_GPU=1 OMPI_MCA_mpi_yield_when_idle=1
 
 # Runs a program of tests and adds a line to the checks: tests NAME FILTER PROGRAM…
 run_tests() {
   local name=$1 filter=$2 code=0 log=$run/tests.log verdict=ok failed
   shift 2
-  limited "$@" --gtest_filter="$filter" --gtest_color=no >"$log" 2>&1 || code=$?
+  limited env OCTET_REQUIRE_GPU=1 OMPI_MCA_mpi_yield_when_idle=1 "$@" --gtest_filter="$filter" --gtest_color=no >"$log" 2>&1 || code=$?
   keep_log "$name" "$log"
   grep -aE "Failure|FAILED|[Ee]rror|actual|exceeds|Skipped|rank .* of|ERROR SUMMARY|RACECHECK SUMMARY" "$log" | head -n 40
   failed=$(sed -n 's/^\[  FAILED  \] \([^ ,]*\).*/\1/p' "$log" | sort -u | head -n 4 | xargs)
@@ -105,7 +104,7 @@ speed gpt2-124m
 speed gpt2-124m+run.tune_matmul=true+parallel.overlap_optimizer=true
 
 unit_row unit unit-rest 120 "$old_unit"
-mpi_row mpi_2 mpi_2-rest 200 2 "$old_mpi"
+mpi_row mpi_2 mpi_2-rest 250 2 "$old_mpi"
 mpi_row mpi_1 mpi_1-rest 150 1 "$old_mpi"
 
 for tool in memcheck racecheck; do
@@ -125,7 +124,7 @@ fi
 for work in llama-3b llama-3b-fp8 gpt2-1558m gpt2-1558m-fp8 qwen2.5-7b qwen2.5-7b-fp8; do speed "$work"; done
 
 for ranks in 4 8; do
-  mpi_row "mpi_$ranks" "mpi_$ranks-new" 200 "$ranks" "$new_mpi"
-  mpi_row "mpi_$ranks" "mpi_$ranks-rest" 250 "$ranks" "$old_mpi"
+  mpi_row "mpi_$ranks" "mpi_$ranks-new" 250 "$ranks" "$new_mpi"
+  mpi_row "mpi_$ranks" "mpi_$ranks-rest" 300 "$ranks" "$old_mpi"
 done
 finish
