@@ -78,6 +78,7 @@ run_comm() {
     check comm "$(reason "$run/comm.log" "$code")" - FAILED
     return 1
   fi
+  if ! grep -qE '(yes|WRONG)$' "$run/comm.log"; then check comm "no line of results" - FAILED; fi
   # The largest messages of each operation and type; columns as printed.
   while read -r operation type bytes bandwidth expected percent correct; do
     check "$operation $type, $bytes bytes" "$bandwidth GB/s" "$expected GB/s ($percent %)" "$([ "$correct" = yes ] && echo ok || echo WRONG)"
