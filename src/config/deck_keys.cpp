@@ -82,6 +82,9 @@ std::vector<DeckKey> layout_keys() {
       count(OCTET_KEY(parallel.zero), between(0, 3),
             "sharded over data ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too"),
       flag(OCTET_KEY(parallel.sequence), "tensor ranks split the sequence between their matrices"),
+      count(OCTET_KEY(parallel.tensor_chunks), between(1, 8),
+            "pieces of a micro-batch's tokens, 1, 2, 4 or 8: tensor ranks exchange one while they multiply "
+            "another; 1: all at once"),
       choice(OCTET_KEY(parallel.schedule), {"1f1b", "interleaved", "zero_bubble"},
              "order of micro-batches in a pipeline"),
       count(OCTET_KEY(parallel.shard_size), at_least(0),

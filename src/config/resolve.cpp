@@ -38,6 +38,7 @@ class Resolver {
     model();
     layout();
     batch();
+    tensor_chunks();
     fp8();
     rest();
     finish();
@@ -71,6 +72,7 @@ class Resolver {
   void model();
   void layout();
   void batch();
+  void tensor_chunks();
   void fp8();
   void rest();
 
@@ -189,6 +191,37 @@ void Resolver::batch() {
         b.micro, b.sequence, p.context, b.micro * local, p.tensor,
         nearest_multiples(b.sequence, p.tensor * p.context));
   }
+}
+
+void Resolver::tensor_chunks() {
+  const Deck::Parallel& p = deck_.parallel;
+  const std::int64_t n = p.tensor_chunks;
+  if (n == 1) return;
+  if (n != 2 && n != 4 && n != 8) {
+    problem("parallel.tensor_chunks = {} is not allowed; allowed: 1, 2, 4, 8", n);
+    return;
+  }
+  if (p.tensor == 1) return;
+  // A piece has an equal run for every rank that holds a share of it; 8-bit products take 16 rows.
+  const bool narrow = deck_.precision.fp8 != "none";
+  const std::int64_t shares = p.sequence ? p.tensor : 1;
+  const std::int64_t unit = narrow ? std::lcm(shares, std::int64_t{16}) : shares;
+  const std::int64_t micro = deck_.batch.micro, tokens = micro * deck_.batch.sequence / p.context;
+  if (tokens % (n * unit) == 0) return;
+  std::vector<std::int64_t> chunks;
+  for (const std::int64_t other : {1, 2, 4, 8}) {
+    if (tokens % (other * unit) == 0 || other == 1) chunks.push_back(other);
+  }
+  // Of a whole sample: so many tokens that a micro-batch of them divides.
+  const std::int64_t step =
+      std::lcm(n * unit / std::gcd(n * unit, micro) * p.context, p.context > 1 ? 2 * p.context : 1);
+  problem(
+      "parallel.tensor_chunks = {} cuts micro {} x sequence {} / context {} = {} tokens into pieces that "
+      "must "
+      "be multiples of {}{}; nearest batch.sequence: {}; or parallel.tensor_chunks from {}",
+      n, micro, deck_.batch.sequence, p.context, tokens, unit,
+      narrow ? fmt::format(" (precision.fp8 = {})", deck_.precision.fp8) : "",
+      nearest_multiples(deck_.batch.sequence, step), join(chunks));
 }
 
 void Resolver::fp8() {

@@ -109,19 +109,24 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   norm_forward(stream, in, w.attention_norm, w.attention_norm_bias, x, tensor(rows_.attention_rstd, slab),
                tensor(rows_.attention_mean, slab));
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
-  linear_forward(stream, w, slab, LinearLayer::kQkv, axis.gather(stream, normed, normed_whole), projected);
+  axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
+    linear_forward(stream, w, slab, LinearLayer::kQkv, piece, normed_whole, projected);
+  });
   if (w.q_norm >= 0) {
     ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm),
                           weight(w.k_norm), qkv, tensor(rows_.head_rstd, slab));
   }
   if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
   attention_.forward(stream, qkv, starts_, out, tensor(rows_.statistics, slab));
-  linear_forward(stream, w, slab, LinearLayer::kOutput, out, partial);
 
-  const Tensor attended = axis.reduce(stream, partial, delta);
+  const Tensor attended = axis.reduce(stream, partial, delta, [&](const TokenPiece& piece) {
+    linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out, partial);
+  });
   norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
                tensor(rows_.mlp_mean, slab));
-  linear_forward(stream, w, slab, LinearLayer::kUp, axis.gather(stream, normed, normed_whole), inner);
+  axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
+    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, inner);
+  });
 }
 
 ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
@@ -135,8 +140,11 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
   } else {
     ops.gelu_forward(stream, inner, activation);
   }
-  linear_forward(stream, w, slab, LinearLayer::kDown, activation, partial);
-  return {tensor(rows_.middle, slab), context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0))};
+  const Tensor delta =
+      context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
+        linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation, partial);
+      });
+  return {tensor(rows_.middle, slab), delta};
 }
 
 BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) {
@@ -153,20 +161,21 @@ BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) 
   return {w.down, w.down, w.down_bias, w.down_bias};
 }
 
-void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x,
-                                Tensor y) {
+void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which,
+                                const TokenPiece& piece, Tensor x, Tensor y) {
   const LinearRows rows = rows_of(w, which);
   // Partial products are summed over tensor ranks, so that one of them alone adds the bias.
   const bool summed = which == LinearLayer::kOutput || which == LinearLayer::kDown;
   const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
   const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
-  linears_.forward(stream, w.bucket - 1, slab, which, x, context_.parameters.parameter(rows.first, rows.last),
-                   bias, y);
+  linears_.forward(stream, w.bucket - 1, slab, which, piece, x,
+                   context_.parameters.parameter(rows.first, rows.last), bias, y);
 }
 
-void BlockStack::input_gradient(Stream& stream, const Weights& w, LinearLayer which, Tensor dy, Tensor dx) {
+void BlockStack::input_gradient(Stream& stream, const Weights& w, LinearLayer which, const TokenPiece& piece,
+                                Tensor dy, Tensor dx) {
   const LinearRows rows = rows_of(w, which);
-  linears_.input_gradient(stream, w.bucket - 1, which, dy,
+  linears_.input_gradient(stream, w.bucket - 1, which, piece, dy,
                           context_.parameters.parameter(rows.first, rows.last), dx);
 }
 
@@ -212,6 +221,17 @@ Tensor BlockStack::keep(Stream& stream, Tensor dy, int slab, int kept) {
   return tensor(kept, slab);
 }
 
+BlockStack::Gaps BlockStack::fill_gaps(int slab, const TensorAxis::Work& weights) {
+  const TensorAxis& axis = context_.tensor;
+  if (later(slab)) return {};
+  if (axis.chunks() == 1) {
+    weights();
+    return {};
+  }
+  if (axis.sequence_parallel()) return {{}, weights};
+  return {weights, {}};
+}
+
 void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
@@ -220,19 +240,25 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
-  const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.down_dy);
-  input_gradient(stream, w, LinearLayer::kDown, dy, activation);
+  const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
+  axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
+    input_gradient(stream, w, LinearLayer::kDown, piece, dx_whole, activation);
+  });
+  const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
   if (context_.shape.gated()) {
     ops.swiglu_backward(stream, inner, activation);
   } else {
     ops.gelu_backward(stream, inner, activation);
   }
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation);
-  input_gradient(stream, w, LinearLayer::kUp, inner, x_whole);
-  const Tensor dnormed = axis.reduce(stream, x_whole, x);
+  const Gaps gaps =
+      fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation); });
+  const auto product = [&](const TokenPiece& piece) {
+    input_gradient(stream, w, LinearLayer::kUp, piece, inner, x_whole);
+  };
+  const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
   norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
-  const Tensor normed = axis.gather(stream, dnormed, x_whole);
+  const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
   if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, inner, normed);
 }
 
@@ -245,9 +271,12 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
   const Tensor x_whole = operand(slab, rows_.qkv_x, rows_.normed_whole);
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
-  const Tensor dy = keep(stream, axis.gather(stream, dx, tensor(rows_.partial, 0)), slab, rows_.o_dy);
-  input_gradient(stream, w, LinearLayer::kOutput, dy, dout);
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kOutput, dy, out);
+  const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
+  axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
+    input_gradient(stream, w, LinearLayer::kOutput, piece, dx_whole, dout);
+  });
+  const Tensor dy = keep(stream, dx_whole, slab, rows_.o_dy);
+  const Gaps gaps = fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kOutput, dy, out); });
   attention_.backward(stream, qkv, starts_, out, tensor(rows_.statistics, slab), dout, dqkv);
   if (context_.shape.rotary()) ops.rope(stream, heads_, dqkv, positions_, rope_table_, true);
   if (w.q_norm >= 0) {
@@ -256,11 +285,13 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
                            norm_gradient(w, slab, w.k_norm),
                            !later(slab) && context_.parameters.accumulates(w.bucket));
   }
-  input_gradient(stream, w, LinearLayer::kQkv, dqkv, x_whole);
-  const Tensor dnormed = axis.reduce(stream, x_whole, x);
+  const auto product = [&](const TokenPiece& piece) {
+    input_gradient(stream, w, LinearLayer::kQkv, piece, dqkv, x_whole);
+  };
+  const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
   norm_backward(stream, w, slab, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
                 tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
-  const Tensor normed = axis.gather(stream, dnormed, x_whole);
+  const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
   if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed);
 }
 

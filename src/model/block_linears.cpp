@@ -88,24 +88,30 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
   context_.ops.matmul(stream, args);
 }
 
-void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, Tensor x, Tensor w,
-                           Tensor bias, Tensor y) {
+void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
+                           Tensor x, Tensor w, Tensor bias, Tensor y) {
+  x = piece.of(x);
+  y = piece.of(y);
   if (!fp8()) {
     context_.ops.matmul(stream, {.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias});
     return;
   }
   const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
   const Operand weight = operand(weight_, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
-  std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
-  const bool changed = seen != context_.parameters.version();
-  seen = context_.parameters.version();
   quantize(stream, x, row_of(Role::kInput, layer, slab, which), true, &input, nullptr);
-  quantize(stream, w, row_of(Role::kWeight, layer, slab, which), changed, &weight, nullptr);
+  if (piece.begin == 0) {
+    std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
+    const bool changed = seen != context_.parameters.version();
+    seen = context_.parameters.version();
+    quantize(stream, w, row_of(Role::kWeight, layer, slab, which), changed, &weight, nullptr);
+  }
   multiply(stream, input, weight, bias, y, false);
 }
 
-void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, Tensor dy, Tensor w,
-                                  Tensor dx) {
+void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, const TokenPiece& piece,
+                                  Tensor dy, Tensor w, Tensor dx) {
+  dy = piece.of(dy);
+  dx = piece.of(dx);
   if (!fp8()) {
     context_.ops.matmul(stream, {.a = dy, .b = w, .y = dx});
     return;
@@ -114,8 +120,11 @@ void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, 
   const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
   const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand weight = operand(weight_, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
-  quantize(stream, dy, row_of(Role::kGradient, layer, 0, which), true, &gradient, &turned);
-  quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &weight);
+  quantize(stream, dy, row_of(Role::kGradient, layer, 0, which), true, &gradient,
+           in_pieces() ? nullptr : &turned);
+  if (piece.begin == 0) {
+    quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &weight);
+  }
   multiply(stream, gradient, weight, {}, dx, false);
 }
 
@@ -127,8 +136,10 @@ void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLa
   }
   const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand input = operand(input_, DType::kE4M3, x.cols, x.rows, ScaleCut::kRow128);
-  if (later) quantize(stream, dy, row_of(Role::kGradient, layer, slab, which), true, nullptr, &turned);
-  quantize(stream, x, row_of(Role::kInput, layer, slab, which), false, nullptr, &input);
+  if (later || in_pieces()) {
+    quantize(stream, dy, row_of(Role::kGradient, layer, slab, which), true, nullptr, &turned);
+  }
+  quantize(stream, x, row_of(Role::kInput, layer, slab, which), in_pieces(), nullptr, &input);
   multiply(stream, turned, input, {}, dw, accumulate);
 }
 

@@ -104,7 +104,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                 Transport{device, shared, wrappers}.connect(grid_.pipeline(), "pipeline (gradients)",
                                                             kMessageSettings),
                 timer_),
-      axis_(*tensor_, deck.parallel.sequence, timer_),
+      axis_(device, *tensor_, deck.parallel.sequence, static_cast<int>(deck.parallel.tensor_chunks), timer_),
       layout_(table_, shape_, tensor_->rank(), tensor_->size(), axis_.sequence_parallel(), stages_.slices) {
   const BatchCut cut = this->cut();
   const DType compute = compute_type(deck_);

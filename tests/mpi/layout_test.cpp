@@ -15,18 +15,21 @@ struct Layout {
   bool sequence = false;
   int pipeline = 1, chunks = 1;  ///< chunks 2: interleaved; 0: zero-bubble
   int context = 1;
+  int pieces = 1;  ///< of tokens, whose exchange over tensor ranks overlaps products
 };
 
 std::string text(const Layout& layout) {
-  return fmt::format("data {} tensor {}{} context {} pipeline {} chunks {} ZeRO {} micro-batch {}",
-                     layout.data, layout.tensor, layout.sequence ? " with sequence" : "", layout.context,
-                     layout.pipeline, layout.chunks, layout.zero, layout.micro);
+  return fmt::format(
+      "data {} tensor {}{} in {} pieces context {} pipeline {} chunks {} ZeRO {} micro-batch {}", layout.data,
+      layout.tensor, layout.sequence ? " with sequence" : "", layout.pieces, layout.context, layout.pipeline,
+      layout.chunks, layout.zero, layout.micro);
 }
 
 Deck with(Deck deck, const Layout& layout) {
   deck.parallel.data = layout.data;
   deck.parallel.tensor = layout.tensor;
   deck.parallel.sequence = layout.sequence;
+  deck.parallel.tensor_chunks = layout.pieces;
   deck.parallel.context = layout.context;
   deck.parallel.pipeline = layout.pipeline;
   deck.parallel.chunks = std::max(layout.chunks, 1);
@@ -43,13 +46,13 @@ bool fits(const Deck& deck, const Layout& layout) {
     return false;
   if (layout.chunks == 0 && layout.pipeline == 1) return false;
   if (layout.chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0)) return false;
-  if (layout.sequence && layout.tensor == 1) return false;
+  if ((layout.sequence || layout.pieces > 1) && layout.tensor == 1) return false;
   // Without data parallelism the stages differ only where two pipeline stages share an embedding.
   return layout.data * layout.context > 1 || layout.zero == 1 || (layout.pipeline > 1 && deck.model.tied);
 }
 
-/// All layouts of the ranks at hand that a deck allows: every grid, schedule, ZeRO stage and micro-batch
-/// size.
+/// All layouts of the ranks at hand that a deck allows: every grid, schedule, ZeRO stage, micro-batch
+/// size and cut of its tokens.
 std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
   std::vector<Layout> result;
   for (int tensor = 1; tensor <= ranks; tensor *= 2) {
@@ -62,8 +65,11 @@ std::vector<Layout> layouts_of(const Deck& deck, int ranks) {
           for (const bool sequence : {false, true}) {
             for (int micro = 1; micro <= deck.batch.global; micro *= 2) {
               for (int zero = 0; zero <= 3; ++zero) {
-                const Layout layout{ranks / others, tensor, micro, zero, sequence, pipeline, chunks, context};
-                if (fits(deck, layout)) result.push_back(layout);
+                for (const int pieces : {1, 2, 4}) {
+                  const Layout layout{ranks / others, tensor, micro,   zero,  sequence,
+                                      pipeline,       chunks, context, pieces};
+                  if (fits(deck, layout)) result.push_back(layout);
+                }
               }
             }
           }
@@ -164,7 +170,7 @@ class LayoutInvariance : public testing::Test {
     const std::vector<int> settings = {layout.data,    layout.tensor + 100 * layout.sequence,
                                        layout.context, layout.pipeline,
                                        layout.chunks,  layout.zero,
-                                       layout.micro};
+                                       layout.micro,   layout.pieces};
     std::vector<std::string> pairs;
     for (std::size_t i = 0; i < settings.size(); ++i) {
       for (std::size_t j = i + 1; j < settings.size(); ++j)

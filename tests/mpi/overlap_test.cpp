@@ -110,6 +110,34 @@ TEST_F(Overlap, ScalesOf8BitLayers) {
   }
 }
 
+/// Collectives of tensor ranks beside products: what products read was gathered, what the next norm reads was
+/// summed, and nothing is written that a collective still reads.
+TEST_F(Overlap, PiecesOfTokensBetweenTensorRanks) {
+  if (ranks_ < 2) GTEST_SKIP() << "one rank has nothing to exchange";
+  for (const bool sequence : {false, true}) {
+    for (const int variant : {0, 1, 2}) {
+      // All that there is on two ranks; on four more shares, with stages beside them.
+      if (ranks_ == 4 && (variant == 1) != sequence) continue;
+      Deck deck = small_deck();
+      deck.parallel.tensor = ranks_ == 2 ? 2 : variant == 0 ? 4 : 2;
+      deck.parallel.sequence = sequence;
+      deck.parallel.tensor_chunks = variant == 0 ? 4 : 2;
+      deck.batch.micro = 2;
+      if (variant == 1) deck.memory.recompute = "block";
+      if (variant == 1) deck.parallel.zero = 3;
+      if (variant == 2) {
+        deck.parallel.pipeline = ranks_ / 2;
+        deck.parallel.schedule = ranks_ == 4 ? "zero_bubble" : "1f1b";
+        deck.model.mlp = 128;
+        deck.precision.compute = "bf16";
+        deck.precision.fp8 = "current";
+      }
+      SCOPED_TRACE(fmt::format("sequence {} variant {}", sequence, variant));
+      expect_equal_bits(deck, false);
+    }
+  }
+}
+
 TEST_F(Overlap, StageMessagesOfEverySchedule) {
   if (ranks_ < 2) GTEST_SKIP() << "one rank has no stages";
   for (const char* schedule : {"1f1b", "interleaved", "zero_bubble"}) {

@@ -129,6 +129,27 @@ TEST_F(Fp8, EveryLayoutGivesTheSameCurve) {
   expect_alike_in_every_layout("cpu");
 }
 
+/// Pieces of a matrix have scales of their own, which changes subnormal codes alone; scales by block and from
+/// earlier steps are the same for all pieces.
+TEST_F(Fp8, PiecesOfTokensGiveTheSameGradients) {
+  if (ranks_ != 2) GTEST_SKIP() << "for two tensor ranks";
+  for (const char* recipe : {"current", "delayed", "block"}) {
+    for (const bool sequence : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} sequence {}", recipe, sequence));
+      Deck deck = fp8_deck(recipe);
+      deck.batch.micro = 4;
+      deck.parallel.tensor = 2;
+      deck.parallel.sequence = sequence;
+      const Curve whole = train(MPI_COMM_WORLD, deck, 2);
+      deck.parallel.tensor_chunks = 4;
+      const Curve pieces = train(MPI_COMM_WORLD, deck, 2);
+      EXPECT_LT(worst_difference(pieces, whole), 1e-4);
+      for (const auto& [name, values] : whole.gradients)
+        EXPECT_LT(relative_difference(pieces.gradients.at(name), values), 1e-4) << name;
+    }
+  }
+}
+
 TEST_F(Fp8, CudaTrainsLikeBf16) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   expect_like_bf16("cuda");

@@ -168,5 +168,37 @@ TEST(ResolveDeck, SplitMastersNeedBf16Parameters) {
   EXPECT_TRUE(has(refusal(deck, 1), "precision.compute = bf16")) << refusal(deck, 1);
 }
 
+/// Pieces of tokens must have equal shares for all ranks; 8-bit products take 16 rows.
+TEST(ResolveDeck, TensorChunksThatTokensDoNotDivideByAreRefusedWithTheNearest) {
+  Deck deck = sound_deck();
+  deck.parallel.tensor = 2;
+  deck.parallel.tensor_chunks = 3;
+  EXPECT_TRUE(has(refusal(deck, 2), "parallel.tensor_chunks = 3 is not allowed; allowed: 1, 2, 4, 8"));
+  deck.parallel.tensor_chunks = 8;
+  EXPECT_EQ(refusal(deck, 2), "");
+  deck.batch.sequence = 72;
+  EXPECT_EQ(refusal(deck, 2), "");  // pieces of 9 tokens, whole on both ranks
+  deck.parallel.sequence = true;
+  std::string text = refusal(deck, 2);
+  EXPECT_TRUE(has(text,
+                  "= 72 tokens into pieces that must be multiples of 2; nearest batch.sequence: 64 or "
+                  "80; or parallel.tensor_chunks from 1, 2, 4"))
+      << text;
+  deck.batch.micro = 2;
+  EXPECT_EQ(refusal(deck, 2), "");
+  deck.parallel.tensor = 1;
+  deck.batch.micro = 1;
+  EXPECT_EQ(refusal(deck, 2), "");  // nothing is exchanged
+  deck.parallel.tensor = 2;
+  deck.batch.sequence = 64;
+  deck.model.mlp = 128;
+  deck.precision.fp8 = "current";
+  text = refusal(deck, 2);
+  EXPECT_TRUE(has(text,
+                  "multiples of 16 (precision.fp8 = current); nearest batch.sequence: 128; or "
+                  "parallel.tensor_chunks from 1, 2, 4"))
+      << text;
+}
+
 }  // namespace
 }  // namespace octet

@@ -27,6 +27,7 @@ struct Deck {
   struct Parallel {
     std::int64_t data = 0, tensor = 1, context = 1, pipeline = 1, zero = 1;
     bool sequence = false;
+    std::int64_t tensor_chunks = 1;           ///< 1 | 2 | 4 | 8: pieces of a micro-batch's tokens
     std::string schedule = "1f1b";            ///< 1f1b | interleaved | zero_bubble
     std::int64_t chunks = 1;                  ///< interleaved: virtual stages a rank
     std::int64_t shard_size = 0;              ///< ranks that share one set of slices; 0: all

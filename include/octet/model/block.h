@@ -97,6 +97,15 @@ class BlockStack {
   /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
   void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
                      Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
+  /// What is computed while the stream would wait for collectives around a norm's backward pass.
+  struct Gaps {
+    TensorAxis::Work before_norm, after_norm;
+  };
+  /// Puts the weight gradient of the layer whose input gradient came last where a collective is to wait for:
+  /// with sequence parallelism the gather of the norm's output, which takes longest; without, where `dy` is
+  /// the stream's gradient and changes with the norm, the last piece's sum. With one chunk, and 8-bit
+  /// operands that the next product replaces, there is no gap: it is computed now.
+  Gaps fill_gaps(int slab, const TensorAxis::Work& weights);
   void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
   /// A linear layer's rows of the parameter table, first and last: q … v and gate … up are one matrix each.
@@ -104,8 +113,10 @@ class BlockStack {
     int first, last, first_bias, last_bias;
   };
   static LinearRows rows_of(const Weights& w, LinearLayer which);
-  void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, Tensor y);
-  void input_gradient(Stream& stream, const Weights& w, LinearLayer which, Tensor dy, Tensor dx);
+  void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
+                      Tensor x, Tensor y);
+  void input_gradient(Stream& stream, const Weights& w, LinearLayer which, const TokenPiece& piece, Tensor dy,
+                      Tensor dx);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
   void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x);
 

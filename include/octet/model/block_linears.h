@@ -21,12 +21,14 @@ class BlockLinears {
   /// work, and for the largest magnitudes that are known of inputs and weights.
   BlockLinears(const LayerContext& context, const HeadLayout& heads, int slabs, Arena& scratch);
 
-  void forward(Stream& stream, int layer, int slab, LinearLayer which, Tensor x, Tensor w, Tensor bias,
-               Tensor y);
-  /// dx = dy·w. After forward() of the layer with the same weights.
-  void input_gradient(Stream& stream, int layer, LinearLayer which, Tensor dy, Tensor w, Tensor dx);
-  /// dw (+)= dyᵀ·x. After forward() with this x in this slab. `dy` is what the last input_gradient() had,
-  /// unless `later`.
+  /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first.
+  void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
+               Tensor w, Tensor bias, Tensor y);
+  /// dx = dy·w, rows in `piece`. After forward() of the layer with the same weights.
+  void input_gradient(Stream& stream, int layer, LinearLayer which, const TokenPiece& piece, Tensor dy,
+                      Tensor w, Tensor dx);
+  /// dw (+)= dyᵀ·x. After forward() with this x in this slab. Unless tokens come in pieces (TensorAxis), `dy`
+  /// is what the last input_gradient() had, or it comes `later`.
   void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
                        bool accumulate, bool later);
 
@@ -55,6 +57,8 @@ class BlockLinears {
     Scales scales;
   };
   bool fp8() const { return context_.fp8 != Fp8Recipe::kNone; }
+  /// Whether tokens come in pieces, each with a scale of its own: of whole matrices nothing is kept then.
+  bool in_pieces() const { return context_.tensor.chunks() > 1; }
   bool by_tensor() const { return context_.fp8 != Fp8Recipe::kBlock; }
   DType gradient_type() const { return by_tensor() ? DType::kE5M2 : DType::kE4M3; }
   Place reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const;
