@@ -117,7 +117,7 @@ TEST_F(Overlap, PiecesOfTokensBetweenTensorRanks) {
   for (const bool sequence : {false, true}) {
     for (const int variant : {0, 1, 2}) {
       // All that there is on two ranks; on four more shares, with stages beside them.
-      if (ranks_ == 4 && (variant == 1) != sequence) continue;
+      if (ranks_ == 4 && (variant == 1) == sequence) continue;
       Deck deck = small_deck();
       deck.parallel.tensor = ranks_ == 2 ? 2 : variant == 0 ? 4 : 2;
       deck.parallel.sequence = sequence;
