@@ -132,13 +132,13 @@ class KernelMaker {
     const Tensor in = random(t, sizes_.inner), out = zeros(t, f);
     const Tensor gradient = random(t, sizes_.inner), dout = random(t, f);
     if (shape_.gated()) {
-      add("swiglu forward", 3 * column, [=, this] { ops_.swiglu_forward(stream_, in, out); }, {out});
-      add("swiglu backward", 6 * column, [=, this] { ops_.swiglu_backward(stream_, gradient, dout); },
+      add("swiglu forward", 3 * column, [=, this] { ops_.swiglu_forward(stream_, in, out, {}); }, {out});
+      add("swiglu backward", 6 * column, [=, this] { ops_.swiglu_backward(stream_, gradient, dout, {}); },
           {gradient, dout});
       return;
     }
-    add("gelu forward", 2 * column, [=, this] { ops_.gelu_forward(stream_, in, out); }, {out});
-    add("gelu backward", 4 * column, [=, this] { ops_.gelu_backward(stream_, gradient, dout); },
+    add("gelu forward", 2 * column, [=, this] { ops_.gelu_forward(stream_, in, out, {}); }, {out});
+    add("gelu backward", 4 * column, [=, this] { ops_.gelu_backward(stream_, gradient, dout, {}); },
         {gradient, dout});
     const Tensor dbias = floats(1, sizes_.inner);
     const Tensor dy = random(t, sizes_.inner);

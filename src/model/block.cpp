@@ -90,14 +90,18 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
 }
 
 void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row,
-                              Tensor sum, Tensor rstd, Tensor mean) {
+                              Tensor sum, Tensor rstd, Tensor mean, Tensor largest) {
   const ModelShape& shape = context_.shape;
   context_.ops.norm_forward(
       stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row), weight(bias_row),
-               sum, tensor(rows_.normed, 0), rstd, mean});
+               sum, tensor(rows_.normed, 0), rstd, mean, largest});
 }
 
-void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in) {
+void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again) {
+  const auto largest = [&](LinearLayer which) {
+    return again ? Tensor{} : linears_.largest_input(slab, which);
+  };
+  const Measured by_norm = again ? Measured::kBefore : Measured::kByProducer;
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
@@ -107,10 +111,10 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   const Tensor partial = tensor(rows_.partial, 0), delta = tensor(rows_.delta, 0);
 
   norm_forward(stream, in, w.attention_norm, w.attention_norm_bias, x, tensor(rows_.attention_rstd, slab),
-               tensor(rows_.attention_mean, slab));
+               tensor(rows_.attention_mean, slab), largest(LinearLayer::kQkv));
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kQkv, piece, normed_whole, projected);
+    linear_forward(stream, w, slab, LinearLayer::kQkv, piece, normed_whole, by_norm, projected);
   });
   if (w.q_norm >= 0) {
     ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm),
@@ -120,29 +124,33 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   attention_.forward(stream, qkv, starts_, out, tensor(rows_.statistics, slab));
 
   const Tensor attended = axis.reduce(stream, partial, delta, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out, partial);
+    linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out,
+                   again ? Measured::kBefore : Measured::kNot, partial);
   });
   norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
-               tensor(rows_.mlp_mean, slab));
+               tensor(rows_.mlp_mean, slab), largest(LinearLayer::kUp));
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, inner);
+    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner);
   });
 }
 
 ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
-  run_to_inner(stream, layer, slab, in);
+  linears_.begin(stream, slab);
+  run_to_inner(stream, layer, slab, in, false);
   Ops& ops = context_.ops;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const Tensor inner = tensor(rows_.inner, slab), activation = activated(),
                partial = tensor(rows_.partial, 0);
+  const Tensor largest = linears_.largest_input(slab, LinearLayer::kDown);
   if (context_.shape.gated()) {
-    ops.swiglu_forward(stream, inner, activation);
+    ops.swiglu_forward(stream, inner, activation, largest);
   } else {
-    ops.gelu_forward(stream, inner, activation);
+    ops.gelu_forward(stream, inner, activation, largest);
   }
   const Tensor delta =
       context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
-        linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation, partial);
+        linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation, Measured::kByProducer,
+                       partial);
       });
   return {tensor(rows_.middle, slab), delta};
 }
@@ -162,20 +170,20 @@ BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) 
 }
 
 void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which,
-                                const TokenPiece& piece, Tensor x, Tensor y) {
+                                const TokenPiece& piece, Tensor x, Measured measured, Tensor y) {
   const LinearRows rows = rows_of(w, which);
   // Partial products are summed over tensor ranks, so that one of them alone adds the bias.
   const bool summed = which == LinearLayer::kOutput || which == LinearLayer::kDown;
   const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
   const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
-  linears_.forward(stream, w.bucket - 1, slab, which, piece, x,
+  linears_.forward(stream, w.bucket - 1, slab, which, piece, x, measured,
                    context_.parameters.parameter(rows.first, rows.last), bias, y);
 }
 
-void BlockStack::input_gradient(Stream& stream, const Weights& w, LinearLayer which, const TokenPiece& piece,
-                                Tensor dy, Tensor dx) {
+void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which,
+                                const TokenPiece& piece, Tensor dy, Measured measured, Tensor dx) {
   const LinearRows rows = rows_of(w, which);
-  linears_.input_gradient(stream, w.bucket - 1, which, piece, dy,
+  linears_.input_gradient(stream, w.bucket - 1, slab, which, piece, dy, measured,
                           context_.parameters.parameter(rows.first, rows.last), dx);
 }
 
@@ -191,7 +199,7 @@ void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, Lin
 }
 
 void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row,
-                               int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor dx) {
+                               int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor dx, Tensor largest) {
   NormBackward args;
   args.kind = context_.shape.norm();
   args.x = x;
@@ -205,6 +213,7 @@ void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tenso
   args.dweight = norm_gradient(w, slab, weight_row);
   args.dbias = norm_gradient(w, slab, bias_row);
   args.accumulate = !later(slab) && context_.parameters.accumulates(w.bucket);
+  args.largest = largest;
   context_.ops.norm_backward(stream, args);
 }
 
@@ -232,7 +241,7 @@ BlockStack::Gaps BlockStack::fill_gaps(int slab, const TensorAxis::Work& weights
   return {weights, {}};
 }
 
-void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
+void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx, bool measured) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
   const Tensor inner = tensor(rows_.inner, slab);
@@ -242,27 +251,30 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
-    input_gradient(stream, w, LinearLayer::kDown, piece, dx_whole, activation);
+    input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole,
+                   measured ? Measured::kByProducer : Measured::kNot, activation);
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
+  const Tensor largest = linears_.largest_gradient(slab, LinearLayer::kUp);
   if (context_.shape.gated()) {
-    ops.swiglu_backward(stream, inner, activation);
+    ops.swiglu_backward(stream, inner, activation, largest);
   } else {
-    ops.gelu_backward(stream, inner, activation);
+    ops.gelu_backward(stream, inner, activation, largest);
   }
   const Gaps gaps =
       fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation); });
   const auto product = [&](const TokenPiece& piece) {
-    input_gradient(stream, w, LinearLayer::kUp, piece, inner, x_whole);
+    input_gradient(stream, w, slab, LinearLayer::kUp, piece, inner, Measured::kByProducer, x_whole);
   };
   const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
   norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
-                tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx);
+                tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx,
+                linears_.largest_gradient(slab, LinearLayer::kOutput));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
   if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, inner, normed);
 }
 
-void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx) {
+void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx, int below) {
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
   const Tensor qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab), wide = tensor(rows_.wide, 0);
@@ -273,7 +285,7 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
-    input_gradient(stream, w, LinearLayer::kOutput, piece, dx_whole, dout);
+    input_gradient(stream, w, slab, LinearLayer::kOutput, piece, dx_whole, Measured::kByProducer, dout);
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.o_dy);
   const Gaps gaps = fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kOutput, dy, out); });
@@ -286,21 +298,22 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
                            !later(slab) && context_.parameters.accumulates(w.bucket));
   }
   const auto product = [&](const TokenPiece& piece) {
-    input_gradient(stream, w, LinearLayer::kQkv, piece, dqkv, x_whole);
+    input_gradient(stream, w, slab, LinearLayer::kQkv, piece, dqkv, Measured::kNot, x_whole);
   };
   const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
   norm_backward(stream, w, slab, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
-                tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx);
+                tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx,
+                below < 0 ? Tensor{} : largest_gradient(below));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
   if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed);
 }
 
-void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx) {
+void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx, bool measured, int below) {
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   if (recomputed_[static_cast<std::size_t>(slab)])
-    run_to_inner(stream, layer, slab, {tensor(rows_.x, slab), {}});
-  mlp_backward(stream, w, slab, dx);
-  attention_backward(stream, w, slab, dx);
+    run_to_inner(stream, layer, slab, {tensor(rows_.x, slab), {}}, true);
+  mlp_backward(stream, w, slab, dx, measured);
+  attention_backward(stream, w, slab, dx, below);
 }
 
 void BlockStack::backward_weights(Stream& stream, int layer, int slab) {

@@ -17,7 +17,7 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
   turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   weights_seen_.assign(static_cast<std::size_t>(shape.layers), std::vector<std::int64_t>(kLinearLayers, -1));
   const std::int64_t rows =
-      delayed() ? shape.layers * kLinearLayers * kRoles : kLinearLayers * (slabs + shape.layers) + 1;
+      delayed() ? shape.layers * kLinearLayers * kRoles : kSlabRows * slabs + kLinearLayers * shape.layers;
   largest_ = scratch.reserve(DType::kF32, rows, 1);
   if (!delayed()) return;
   seen_ = scratch.reserve(DType::kF32, rows, 1);
@@ -25,17 +25,52 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
 }
 
 int BlockLinears::row_of(Role role, int layer, int slab, LinearLayer which) const {
-  const int linear = static_cast<int>(which), layers = static_cast<int>(context_.shape.layers);
+  const int linear = static_cast<int>(which);
   if (delayed()) return (layer * kLinearLayers + linear) * kRoles + static_cast<int>(role);
   switch (role) {
     case Role::kInput:
-      return slab * kLinearLayers + linear;
-    case Role::kWeight:
-      return (slabs_ + layer) * kLinearLayers + linear;
+      return slab * kSlabRows + linear;
     case Role::kGradient:
+      return slab * kSlabRows + kLinearLayers + linear;
+    case Role::kWeight:
       break;
   }
-  return (slabs_ + layers) * kLinearLayers;
+  return slabs_ * kSlabRows + layer * kLinearLayers + linear;
+}
+
+void BlockLinears::begin(Stream& stream, int slab) {
+  if (!keeps_largest()) return;
+  context_.ops.fill(stream, scratch_.tensor(largest_).row_range(slab * kSlabRows, kSlabRows), 0.0f);
+}
+
+Tensor BlockLinears::largest_of(Role role, int slab, LinearLayer which) const {
+  if (!keeps_largest()) return {};
+  return scratch_.tensor(largest_).row_range(row_of(role, 0, slab, which), 1);
+}
+
+Tensor BlockLinears::largest_input(int slab, LinearLayer which) const {
+  const bool normed = which == LinearLayer::kQkv || which == LinearLayer::kUp;
+  if (normed && context_.tensor.sequence_parallel()) return {};
+  return largest_of(Role::kInput, slab, which);
+}
+
+Tensor BlockLinears::largest_gradient(int slab, LinearLayer which) const {
+  const bool of_stream = which == LinearLayer::kOutput || which == LinearLayer::kDown;
+  if (of_stream && context_.tensor.sequence_parallel()) return {};
+  return largest_of(Role::kGradient, slab, which);
+}
+
+bool BlockLinears::known(Role role, int slab, LinearLayer which, Measured measured) const {
+  switch (measured) {
+    case Measured::kNot:
+      return false;
+    case Measured::kByProducer:
+      return static_cast<bool>(role == Role::kInput ? largest_input(slab, which)
+                                                    : largest_gradient(slab, which));
+    case Measured::kBefore:
+      break;
+  }
+  return keeps_largest();
 }
 
 BlockLinears::Place BlockLinears::reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const {
@@ -89,7 +124,7 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
 }
 
 void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                           Tensor x, Tensor w, Tensor bias, Tensor y) {
+                           Tensor x, Measured measured, Tensor w, Tensor bias, Tensor y) {
   x = piece.of(x);
   y = piece.of(y);
   if (!fp8()) {
@@ -98,7 +133,8 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
   }
   const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
   const Operand weight = operand(weight_, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
-  quantize(stream, x, row_of(Role::kInput, layer, slab, which), true, &input, nullptr);
+  quantize(stream, x, row_of(Role::kInput, layer, slab, which), !known(Role::kInput, slab, which, measured),
+           &input, nullptr);
   if (piece.begin == 0) {
     std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
     const bool changed = seen != context_.parameters.version();
@@ -108,8 +144,9 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
   multiply(stream, input, weight, bias, y, false);
 }
 
-void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, const TokenPiece& piece,
-                                  Tensor dy, Tensor w, Tensor dx) {
+void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
+                                  const TokenPiece& piece, Tensor dy, Measured measured, Tensor w,
+                                  Tensor dx) {
   dy = piece.of(dy);
   dx = piece.of(dx);
   if (!fp8()) {
@@ -120,10 +157,10 @@ void BlockLinears::input_gradient(Stream& stream, int layer, LinearLayer which, 
   const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
   const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand weight = operand(weight_, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
-  quantize(stream, dy, row_of(Role::kGradient, layer, 0, which), true, &gradient,
-           in_pieces() ? nullptr : &turned);
+  quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
+           !known(Role::kGradient, slab, which, measured), &gradient, in_pieces() ? nullptr : &turned);
   if (piece.begin == 0) {
-    quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &weight);
+    quantize(stream, w, row_of(Role::kWeight, layer, slab, which), false, nullptr, &weight);
   }
   multiply(stream, gradient, weight, {}, dx, false);
 }
@@ -137,7 +174,8 @@ void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLa
   const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand input = operand(input_, DType::kE4M3, x.cols, x.rows, ScaleCut::kRow128);
   if (later || in_pieces()) {
-    quantize(stream, dy, row_of(Role::kGradient, layer, slab, which), true, nullptr, &turned);
+    quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
+             !known(Role::kGradient, slab, which, Measured::kBefore), nullptr, &turned);
   }
   quantize(stream, x, row_of(Role::kInput, layer, slab, which), in_pieces(), nullptr, &input);
   multiply(stream, turned, input, {}, dw, accumulate);

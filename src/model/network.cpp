@@ -130,7 +130,7 @@ void Network::pass_on(Stream& stream, const ResidualStream& values, Tensor outpu
 }
 
 void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor dx,
-                   StepScalars* scalars) {
+                   Tensor largest, StepScalars* scalars) {
   const bool gradient = static_cast<bool>(dx);
   ParameterAccess& parameters = context_.parameters;
   const TensorAxis& tensor = context_.tensor;
@@ -193,6 +193,7 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
   args.dweight = parameters.gradient(norm_);
   args.dbias = norm_bias_ < 0 ? Tensor{} : parameters.gradient(norm_bias_);
   args.accumulate = parameters.accumulates(norm_bucket);
+  args.largest = largest;
   ops.norm_backward(stream, args);
   parameters.finish_backward(stream, norm_bucket);
 }
@@ -220,7 +221,8 @@ void Network::forward(Stream& stream, int chunk, const Place& place, const Devic
   const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, true);
   before_output();
   if (at(chunk).head) {
-    head(stream, values, batch, gradient(place), scalars);
+    const int last = slab(chunk, at(chunk).layers - 1, place.slot);
+    head(stream, values, batch, gradient(place), blocks_.largest_gradient(last), scalars);
   } else {
     pass_on(stream, values, output(place));
   }
@@ -233,7 +235,10 @@ void Network::backward(Stream& stream, int chunk, const Place& place, const Devi
     const int number = at(chunk).first_layer + layer;
     const int slab = this->slab(chunk, layer, place.slot);
     context_.parameters.begin_backward(stream, number + 1, true, !blocks_.later(slab));
-    blocks_.backward(stream, number, slab, dx);
+    // From another stage comes the gradient alone.
+    const bool measured = at(chunk).head || layer + 1 < at(chunk).layers;
+    const int below = layer > 0 ? this->slab(chunk, layer - 1, place.slot) : -1;
+    blocks_.backward(stream, number, slab, dx, measured, below);
     if (!blocks_.later(slab)) context_.parameters.finish_backward(stream, number + 1);
   }
   if (at(chunk).embeds) embed_backward(stream, batch, dx);
@@ -254,7 +259,7 @@ void Network::evaluate(Stream& stream, int chunk, const Place& place, const Devi
                        StepScalars* scalars) {
   const ResidualStream values = run_blocks(stream, chunk, place.slot, batch, false);
   if (at(chunk).head) {
-    head(stream, values, batch, {}, scalars);
+    head(stream, values, batch, {}, {}, scalars);
   } else {
     pass_on(stream, values, output(place));
   }

@@ -64,6 +64,11 @@ void check_float8(const Quantize& args) {
   OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
 }
 
+void check_largest(const Tensor& output, const Tensor& largest) {
+  if (!largest) return;
+  OCTET_ASSERT(output.dtype == DType::kBF16 && largest.dtype == DType::kF32 && largest.size() == 1);
+}
+
 void check_history(const Tensor& seen, const Tensor& history, const Tensor& largest) {
   OCTET_ASSERT(history.dtype == DType::kF32 && history.cols > 0);
   OCTET_ASSERT(largest.dtype == DType::kF32 && largest.size() == history.rows);

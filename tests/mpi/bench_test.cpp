@@ -37,8 +37,8 @@ class FaultyOps final : public CpuOps {
     CpuOps::matmul(stream, args);
     if (faulty("weight gradient") && args.accumulate) damage(args.y);
   }
-  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override {
-    CpuOps::swiglu_backward(stream, gate_up, dout);
+  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override {
+    CpuOps::swiglu_backward(stream, gate_up, dout, largest);
     if (faulty("swiglu backward")) damage(gate_up);
   }
   void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,

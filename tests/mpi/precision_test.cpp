@@ -1,4 +1,5 @@
 // Linear layers in 8 bits: the same training as in bfloat16, and alike in every layout.
+#include "../src/ops/cpu/cpu_ops.h"
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -32,8 +33,8 @@ struct Curve {
   Tensors gradients;  ///< of the first step
 };
 
-Curve train(MPI_Comm ranks, const Deck& deck, int steps) {
-  Session session(ranks, deck);
+Curve train(MPI_Comm ranks, const Deck& deck, int steps, const EngineWrappers& wrappers = {}) {
+  Session session(ranks, deck, {}, wrappers);
   Curve curve;
   for (int step = 0; step < steps; ++step) {
     curve.losses.push_back(session.step(learnable(deck, 700 + static_cast<std::uint64_t>(step))).loss);
@@ -41,6 +42,60 @@ Curve train(MPI_Comm ranks, const Deck& deck, int steps) {
   }
   return curve;
 }
+
+/// How often largest magnitudes were found in a pass over a finished tensor, and while it was written.
+struct Measurements {
+  int apart = 0, by_producers = 0;
+};
+
+/// The CPU operators, but for largest magnitudes: each is found in a pass of its own.
+class MeasuringApart final : public CpuOps {
+ public:
+  explicit MeasuringApart(Measurements& count) : CpuOps(1), count_(count) {}
+
+  void largest_magnitude(Stream& stream, Tensor x, Tensor largest) override {
+    ++count_.apart;
+    CpuOps::largest_magnitude(stream, x, largest);
+  }
+  void norm_forward(Stream& stream, const NormForward& args) override {
+    NormForward silent = args;
+    silent.largest = {};
+    CpuOps::norm_forward(stream, silent);
+    measure(stream, args.y, args.largest);
+  }
+  void norm_backward(Stream& stream, const NormBackward& args) override {
+    NormBackward silent = args;
+    silent.largest = {};
+    CpuOps::norm_backward(stream, silent);
+    measure(stream, args.dx, args.largest);
+  }
+  void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out, Tensor largest) override {
+    CpuOps::swiglu_forward(stream, gate_up, out, {});
+    measure(stream, out, largest);
+  }
+  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override {
+    CpuOps::swiglu_backward(stream, gate_up, dout, {});
+    measure(stream, gate_up, largest);
+  }
+  void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) override {
+    CpuOps::gelu_forward(stream, in, out, {});
+    measure(stream, out, largest);
+  }
+  void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) override {
+    CpuOps::gelu_backward(stream, in, dout, {});
+    measure(stream, in, largest);
+  }
+
+ private:
+  void measure(Stream& stream, Tensor written, Tensor largest) {
+    if (!largest) return;
+    EXPECT_EQ(*largest.as<float>(), 0.0f) << "left from another tensor";
+    ++count_.by_producers;
+    CpuOps::largest_magnitude(stream, written, largest);
+  }
+
+  Measurements& count_;
+};
 
 double worst_difference(const Curve& a, const Curve& b) {
   double worst = 0.0;
@@ -88,7 +143,6 @@ class Fp8 : public testing::Test {
     }
   }
 
- private:
   /// One of each kind that the ranks allow.
   std::vector<Deck> layouts(Deck deck) const {
     deck.batch.micro = 1;
@@ -147,6 +201,43 @@ TEST_F(Fp8, PiecesOfTokensGiveTheSameGradients) {
       for (const auto& [name, values] : whole.gradients)
         EXPECT_LT(relative_difference(pieces.gradients.at(name), values), 1e-4) << name;
     }
+  }
+}
+
+TEST_F(Fp8, LargestMagnitudesByProducersEqualThoseOfFinishedTensors) {
+  if (ranks_ > 4) GTEST_SKIP() << "eight ranks say nothing that four do not";
+  Deck deck = fp8_deck("current");
+  std::vector<Deck> decks = layouts(deck);
+  decks.push_back(deck);
+  decks.back().model.family = "gpt2";
+  decks.back().model.kv_heads = deck.model.heads;
+  decks.back().model.positions = deck.batch.sequence;
+  if (ranks_ > 1 && ranks_ <= 4) {
+    decks.push_back(deck);
+    decks.back().parallel.tensor = 2;
+    decks.back().batch.micro = 2;
+  }
+  for (const Deck& layout : decks) {
+    const auto& p = layout.parallel;
+    SCOPED_TRACE(fmt::format("{}: tensor {} context {} pipeline {} recompute {}", layout.model.family,
+                             p.tensor, p.context, p.pipeline, layout.memory.recompute));
+    Measurements count;
+    EngineWrappers apart, as_written;  // with one thread each: products' last bits go by their number
+    apart.ops = [&](std::unique_ptr<Ops>) { return std::make_unique<MeasuringApart>(count); };
+    as_written.ops = [](std::unique_ptr<Ops>) { return make_cpu_ops(1); };
+    const Curve expected = train(MPI_COMM_WORLD, layout, 2, apart);
+    const Curve found = train(MPI_COMM_WORLD, layout, 2, as_written);
+    EXPECT_EQ(found.losses, expected.losses);
+    EXPECT_EQ(found.gradients, expected.gradients);
+    EXPECT_GT(count.by_producers, 0);
+    if (ranks_ > 1) continue;
+    // Left are the attention's output and the gradient of qkv, and weights once a step. What recomputation
+    // writes once more is known.
+    const int layers = static_cast<int>(layout.model.layers);
+    const int passes =
+        2 * layers * static_cast<int>(layout.batch.global / std::max<std::int64_t>(1, layout.batch.micro));
+    EXPECT_EQ(count.by_producers, 6 * passes);
+    EXPECT_EQ(count.apart, 2 * passes + 2 * layers * kLinearLayers);
   }
 }
 

@@ -227,17 +227,17 @@ class ThreadedOps final : public Ops {
       cpu_->attention_backward(s, shape, operands, out, statistics, dout, dquery, dkey, dvalue);
     });
   }
-  void swiglu_forward(Stream& s, Tensor in, Tensor out) override {
-    later(*cpu_, s, &Ops::swiglu_forward, in, out);
+  void swiglu_forward(Stream& s, Tensor in, Tensor out, Tensor largest) override {
+    later(*cpu_, s, &Ops::swiglu_forward, in, out, largest);
   }
-  void swiglu_backward(Stream& s, Tensor in, Tensor dout) override {
-    later(*cpu_, s, &Ops::swiglu_backward, in, dout);
+  void swiglu_backward(Stream& s, Tensor in, Tensor dout, Tensor largest) override {
+    later(*cpu_, s, &Ops::swiglu_backward, in, dout, largest);
   }
-  void gelu_forward(Stream& s, Tensor in, Tensor out) override {
-    later(*cpu_, s, &Ops::gelu_forward, in, out);
+  void gelu_forward(Stream& s, Tensor in, Tensor out, Tensor largest) override {
+    later(*cpu_, s, &Ops::gelu_forward, in, out, largest);
   }
-  void gelu_backward(Stream& s, Tensor in, Tensor dout) override {
-    later(*cpu_, s, &Ops::gelu_backward, in, dout);
+  void gelu_backward(Stream& s, Tensor in, Tensor dout, Tensor largest) override {
+    later(*cpu_, s, &Ops::gelu_backward, in, dout, largest);
   }
   void embedding_forward(Stream& s, Tensor ids, Tensor table, std::int64_t first, Tensor positions,
                          Tensor position_table, Tensor out) override {

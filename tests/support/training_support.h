@@ -101,12 +101,13 @@ using Tensors = std::map<std::string, std::vector<float>>;
 /// An engine on some ranks, with what tests ask of it.
 class Session {
  public:
-  /// `streams`: with a seed, streams run behind the host and beside one another (support/threaded_streams.h).
-  Session(MPI_Comm ranks, Deck deck, std::optional<std::uint64_t> streams = {}) : world_(ranks) {
+  /// `streams`: with a seed, streams run behind the host and beside one another (support/threaded_streams.h),
+  /// which takes the place of other `wrappers`.
+  Session(MPI_Comm ranks, Deck deck, std::optional<std::uint64_t> streams = {}, EngineWrappers wrappers = {})
+      : world_(ranks) {
     deck.run.share_gpus = true;  // tests may have fewer GPUs than ranks
     resolve_deck(deck, world_.size());
     choice_ = open_device(world_, deck.run);
-    EngineWrappers wrappers;
     if (streams) {
       choice_.device = make_threaded_device(std::move(choice_.device), *streams);
       wrappers = {make_threaded_ops, make_threaded_communicator};

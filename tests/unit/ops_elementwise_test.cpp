@@ -12,9 +12,9 @@ class ElementwisePrecisionTest : public OpsTest {};
 Matrix run_forward(Workbench& bench, bool swiglu, const Matrix& x) {
   const Tensor out = bench.blank(x.rows, swiglu ? x.cols / 2 : x.cols);
   if (swiglu) {
-    bench.ops().swiglu_forward(bench.stream(), bench.put(x), out);
+    bench.ops().swiglu_forward(bench.stream(), bench.put(x), out, {});
   } else {
-    bench.ops().gelu_forward(bench.stream(), bench.put(x), out);
+    bench.ops().gelu_forward(bench.stream(), bench.put(x), out, {});
   }
   return bench.get(out);
 }
@@ -22,9 +22,9 @@ Matrix run_forward(Workbench& bench, bool swiglu, const Matrix& x) {
 Results run_backward(Workbench& bench, bool swiglu, const Matrix& x, const Matrix& dy) {
   const Tensor in = bench.put(x), dout = bench.put(dy);
   if (swiglu) {
-    bench.ops().swiglu_backward(bench.stream(), in, dout);
+    bench.ops().swiglu_backward(bench.stream(), in, dout, {});
   } else {
-    bench.ops().gelu_backward(bench.stream(), in, dout);
+    bench.ops().gelu_backward(bench.stream(), in, dout, {});
   }
   return {{"dx", bench.get(in)}, {"rebuilt y", bench.get(dout)}};
 }

@@ -151,6 +151,94 @@ TEST_P(Float8Test, LargestMagnitudeIsExact) {
   }
 }
 
+TEST_P(Float8Test, ProducersMeasureWhatTheyWriteAndWriteTheSame) {
+  Workbench bench = this->bench();
+  const auto check = [&](const std::string& what, const std::function<Tensor(Tensor)>& produce) {
+    const Matrix alone = bench.get(produce({}));
+    const Tensor largest = bench.put_float(Matrix(1, 1));
+    const Matrix measured = bench.get(produce(largest));
+    float expected = 0.0f;
+    for (std::size_t i = 0; i < alone.values.size(); ++i) {
+      const float value = alone.values[i];
+      if (std::isnan(value)) {
+        EXPECT_TRUE(std::isnan(measured.values[i])) << what;
+        continue;
+      }
+      EXPECT_EQ(measured.values[i], value) << what;
+      expected = std::max(expected, std::fabs(value));
+    }
+    EXPECT_EQ(bench.get(largest)(0, 0), expected) << what;
+    Matrix larger(1, 1);
+    larger(0, 0) = 2.0f * expected + 1.0f;
+    const Tensor raised = bench.put_float(larger);
+    produce(raised);
+    EXPECT_EQ(bench.get(raised)(0, 0), larger(0, 0)) << what;
+  };
+  constexpr std::int64_t kShapes[][2] = {{1, 2}, {133, 64}, {6, 37}, {130, 264}, {13, 1600}, {3, 8192}};
+  for (const auto& [t, h] : kShapes) {
+    const std::int64_t rows = t, cols = h;
+    Matrix x = random(rows, cols, 2.0), gate_up = random(rows, 2 * cols, 2.0);
+    const Matrix dy = random(rows, cols), dx = random(rows, cols);
+    const Matrix weight = random(1, cols), bias = random(1, cols);
+    x.values.back() = gate_up.values.front() = std::numeric_limits<float>::quiet_NaN();
+    const auto name = [&](const char* what) { return fmt::format("{} [{}, {}]", what, rows, cols); };
+    Stream& stream = bench.stream();
+    Ops& ops = bench.ops();
+    check(name("swiglu"), [&](Tensor largest) {
+      const Tensor out = bench.blank(rows, cols);
+      ops.swiglu_forward(stream, bench.put(gate_up), out, largest);
+      return out;
+    });
+    check(name("swiglu gradient"), [&](Tensor largest) {
+      const Tensor in = bench.put(gate_up);
+      ops.swiglu_backward(stream, in, bench.put(dy), largest);
+      return in;
+    });
+    check(name("gelu"), [&](Tensor largest) {
+      const Tensor out = bench.blank(rows, cols);
+      ops.gelu_forward(stream, bench.put(x), out, largest);
+      return out;
+    });
+    check(name("gelu gradient"), [&](Tensor largest) {
+      const Tensor in = bench.put(x);
+      ops.gelu_backward(stream, in, bench.put(dy), largest);
+      return in;
+    });
+    for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+      const bool layer = kind == NormKind::kLayer;
+      NormForward forward;
+      forward.kind = kind;
+      forward.residual = bench.put(x);
+      forward.weight = bench.put(weight);
+      if (layer) forward.bias = bench.put(bias);
+      forward.y = bench.blank(rows, cols);
+      forward.rstd = bench.blank_float(1, rows);
+      if (layer) forward.mean = bench.blank_float(1, rows);
+      check(name(layer ? "layernorm" : "rmsnorm"), [&](Tensor largest) {
+        forward.largest = largest;
+        ops.norm_forward(stream, forward);
+        return forward.y;
+      });
+      NormBackward backward;
+      backward.kind = kind;
+      backward.x = forward.residual;
+      backward.weight = forward.weight;
+      backward.bias = forward.bias;
+      backward.rstd = forward.rstd;
+      backward.mean = forward.mean;
+      backward.dweight = bench.blank_float(1, cols);
+      if (layer) backward.dbias = bench.blank_float(1, cols);
+      check(name(layer ? "layernorm gradient" : "rmsnorm gradient"), [&](Tensor largest) {
+        backward.dy = backward.y = bench.put(dy);
+        backward.dx = bench.put(dx);
+        backward.largest = largest;
+        ops.norm_backward(stream, backward);
+        return backward.dx;
+      });
+    }
+  }
+}
+
 TEST_P(Float8Test, CopiesAreTheRoundedElementsWhateverTheCut) {
   Workbench bench = this->bench();
   for (const DType type : {DType::kE4M3, DType::kE5M2}) {

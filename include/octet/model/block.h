@@ -46,8 +46,13 @@ class BlockStack {
   /// in one slab.)
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
-  /// With `split` the gradients of matrices and their biases are left to backward_weights().
-  void backward(Stream& stream, int layer, int slab, Tensor gradient);
+  /// `measured`: largest_gradient(slab) was given to whoever wrote it; `below`: the slab of the layer that
+  /// takes it next, -1 if none does. With `split` the gradients of matrices and their biases are left to
+  /// backward_weights().
+  void backward(Stream& stream, int layer, int slab, Tensor gradient, bool measured, int below);
+  /// What an operator that writes the gradient of a slab's output stream raises (see
+  /// BlockLinears::largest_gradient).
+  Tensor largest_gradient(int slab) const { return linears_.largest_gradient(slab, LinearLayer::kDown); }
   void backward_weights(Stream& stream, int layer, int slab);
 
   /// Whether this slab's weight gradients come later. Recomputed layers, which have nothing kept, do all at
@@ -72,8 +77,9 @@ class BlockStack {
     int norms;  ///< with split: gradients of norms, kept
   };
 
-  /// The layer up to the MLP's inner projection: all that the backward pass needs of it.
-  void run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in);
+  /// The layer up to the MLP's inner projection: all that the backward pass needs of it. `again`: as this
+  /// slab had it before.
+  void run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again);
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
   Tensor gradient(int row) { return row < 0 ? Tensor{} : context_.parameters.gradient(row); }
@@ -93,10 +99,11 @@ class BlockStack {
     return {wide.data, wide.dtype, wide.rows, context_.shape.mlp / context_.tensor.size()};
   }
   void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
-                    Tensor rstd, Tensor mean);
-  /// Adds the gradient through a norm to `gradient` and leaves the norm's output in place of `dy`.
+                    Tensor rstd, Tensor mean, Tensor largest);
+  /// Adds the gradient through a norm to `gradient`, measured in `largest`, and leaves the norm's output in
+  /// place of `dy`.
   void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
-                     Tensor rstd, Tensor mean, Tensor dy, Tensor gradient);
+                     Tensor rstd, Tensor mean, Tensor dy, Tensor gradient, Tensor largest);
   /// What is computed while the stream would wait for collectives around a norm's backward pass.
   struct Gaps {
     TensorAxis::Work before_norm, after_norm;
@@ -106,17 +113,17 @@ class BlockStack {
   /// the stream's gradient and changes with the norm, the last piece's sum. With one chunk, and 8-bit
   /// operands that the next product replaces, there is no gap: it is computed now.
   Gaps fill_gaps(int slab, const TensorAxis::Work& weights);
-  void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
-  void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient);
+  void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient, int below);
+  void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient, bool measured);
   /// A linear layer's rows of the parameter table, first and last: q … v and gate … up are one matrix each.
   struct LinearRows {
     int first, last, first_bias, last_bias;
   };
   static LinearRows rows_of(const Weights& w, LinearLayer which);
   void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor x, Tensor y);
-  void input_gradient(Stream& stream, const Weights& w, LinearLayer which, const TokenPiece& piece, Tensor dy,
-                      Tensor dx);
+                      Tensor x, Measured measured, Tensor y);
+  void input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
+                      Tensor dy, Measured measured, Tensor dx);
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
   void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x);
 

@@ -12,6 +12,13 @@ namespace octet {
 enum class LinearLayer { kQkv, kOutput, kUp, kDown };
 inline constexpr int kLinearLayers = 4;
 
+/// What a linear layer knows of the largest magnitude of an operand.
+enum class Measured {
+  kNot,         ///< nothing
+  kByProducer,  ///< what largest_input() or largest_gradient() gave was raised to it
+  kBefore       ///< it is the operand that this slab had before, since begin()
+};
+
 /// The matrix products of a block's linear layers y = x·wᵀ, with x [t, in], w [out, in] and y [t, out]: in
 /// the compute dtype, or with 8-bit copies of both operands that are made here (Fp8Recipe). Results, master
 /// weights and gradients of weights are what they are without.
@@ -21,12 +28,20 @@ class BlockLinears {
   /// work, and for the largest magnitudes that are known of inputs and weights.
   BlockLinears(const LayerContext& context, const HeadLayout& heads, int slabs, Arena& scratch);
 
+  /// Before a layer's forward pass in a slab: nothing is known of what the slab will hold.
+  void begin(Stream& stream, int slab);
+  /// What an operator that writes the input, or the output gradient, of a linear layer raises to its largest
+  /// magnitude (see Ops). Empty where that would not do: scales come from elsewhere, tokens come in pieces,
+  /// or the operator sees a tensor rank's rows alone.
+  Tensor largest_input(int slab, LinearLayer which) const;
+  Tensor largest_gradient(int slab, LinearLayer which) const;
+
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first.
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
-               Tensor w, Tensor bias, Tensor y);
-  /// dx = dy·w, rows in `piece`. After forward() of the layer with the same weights.
-  void input_gradient(Stream& stream, int layer, LinearLayer which, const TokenPiece& piece, Tensor dy,
-                      Tensor w, Tensor dx);
+               Measured measured, Tensor w, Tensor bias, Tensor y);
+  /// dx = dy·w, rows in `piece`. After forward() of the layer in this slab with the same weights.
+  void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
+                      Tensor dy, Measured measured, Tensor w, Tensor dx);
   /// dw (+)= dyᵀ·x. After forward() with this x in this slab. Unless tokens come in pieces (TensorAxis), `dy`
   /// is what the last input_gradient() had, or it comes `later`.
   void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
@@ -65,9 +80,15 @@ class BlockLinears {
   /// The copy of a [rows, cols] matrix in a place.
   Operand operand(const Place& place, DType type, std::int64_t rows, std::int64_t cols, ScaleCut cut) const;
   /// Where the largest magnitude of an operand is kept: with scales from earlier steps for each layer; else
-  /// of inputs for each slab, since the backward pass takes it again, of weights for each layer, and of the
-  /// one gradient at work.
+  /// of weights for each layer, of inputs and gradients for each slab, which may be needed more than once.
   int row_of(Role role, int layer, int slab, LinearLayer which) const;
+  /// Rows of a slab: of its inputs, then of its gradients.
+  static constexpr int kSlabRows = 2 * kLinearLayers;
+  Tensor largest_of(Role role, int slab, LinearLayer which) const;
+  /// Whether those rows serve whole passes: with scales from the present, of tokens in one piece.
+  bool keeps_largest() const { return context_.fp8 == Fp8Recipe::kCurrent && !in_pieces(); }
+  /// Whether an operand's largest magnitude is in its row.
+  bool known(Role role, int slab, LinearLayer which, Measured measured) const;
   /// Makes the 8-bit copies of `from` that are asked for. With `measure` its largest magnitude is found
   /// first, unless it comes from earlier steps.
   void quantize(Stream& stream, Tensor from, int row, bool measure, const Operand* straight,

@@ -65,9 +65,10 @@ class Network {
   ResidualStream run_blocks(Stream& stream, int chunk, int slot, const DeviceBatch& batch, bool keep);
   /// Writes residual + delta where the next stage's input is sent from.
   void pass_on(Stream& stream, const ResidualStream& values, Tensor output);
-  /// Final norm, logits piece by piece, loss; with `gradient` also the gradient of the last stream.
+  /// Final norm, logits piece by piece, loss; with `gradient` also the gradient of the last stream, measured
+  /// in `largest`.
   void head(Stream& stream, const ResidualStream& in, const DeviceBatch& batch, Tensor gradient,
-            StepScalars* scalars);
+            Tensor largest, StepScalars* scalars);
   void embed_backward(Stream& stream, const DeviceBatch& batch, Tensor gradient);
 
   LayerContext context_;

@@ -75,6 +75,7 @@ struct NormForward {
   Tensor sum;           ///< out [t, h]: x, rounded to the compute dtype before it is normalised
   Tensor y;             ///< out [t, h]
   Tensor rstd, mean;    ///< out float32 [1, t]; mean only for LayerNorm
+  Tensor largest = {};  ///< optional, of y: as in Ops
 };
 
 /// Gradients of y = norm(x), and y once more, since the backward pass has all that it takes to rebuild it.
@@ -86,6 +87,7 @@ struct NormBackward {
   Tensor y;                 ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
   Tensor dweight, dbias;    ///< out float32 [1, h]
   bool accumulate = false;  ///< add to dweight and dbias instead of overwriting them
+  Tensor largest = {};      ///< optional, of dx: as in Ops
 };
 
 /// How queries, keys and values lie in a packed projection: a row holds `heads` query heads, then `kv_heads`
@@ -214,6 +216,10 @@ struct Workload {
 /// The operators that training is made of. One implementation a backend; all arguments are views. "compute
 /// dtype" is float32 or bfloat16; sums and softmax are float32 inside. Outputs are overwritten unless said
 /// otherwise. Sizes that disagree are an internal error.
+///
+/// Operators with an argument `largest` measure an output while they write it, so that Quantize needs no pass
+/// of its own for that: largest (float32 [1, 1]; empty: not wanted) is raised to the largest magnitude of
+/// that output, which is bfloat16, as it was rounded. NaNs are passed over.
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -274,15 +280,16 @@ class Ops {
   void attention_backward(Stream& stream, const AttentionShape& shape, Tensor qkv, Tensor out,
                           Tensor statistics, Tensor dout, Tensor dqkv);
 
-  /// out [t, f] = silu(gate)·up, with gate_up [t, 2f] holding f gates, then f ups (Shazeer 2020).
-  virtual void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) = 0;
+  /// out [t, f] = silu(gate)·up, with gate_up [t, 2f] holding f gates, then f ups (Shazeer 2020). `largest`:
+  /// of out.
+  virtual void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out, Tensor largest) = 0;
   /// In place: gate_up becomes its gradient, and dout becomes the forward output (needed for the weight
-  /// gradient).
-  virtual void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) = 0;
-  /// out = gelu(in), the tanh form (Hendrycks & Gimpel 2016).
-  virtual void gelu_forward(Stream& stream, Tensor in, Tensor out) = 0;
-  /// In place: `in` becomes its gradient, and dout becomes the forward output.
-  virtual void gelu_backward(Stream& stream, Tensor in, Tensor dout) = 0;
+  /// gradient). `largest`: of the gradient.
+  virtual void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) = 0;
+  /// out = gelu(in), the tanh form (Hendrycks & Gimpel 2016). `largest`: of out.
+  virtual void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) = 0;
+  /// In place: `in` becomes its gradient, and dout becomes the forward output. `largest`: of the gradient.
+  virtual void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) = 0;
 
   /// out[t] = table[ids[t] - first_id] where the table holds that row, else 0; plus
   /// position_table[positions[t]] where that is given. ids, positions: int32 [1, t]; table: [rows, h].

@@ -38,10 +38,10 @@ class CpuOps : public Ops {
                           SampleRows out, Tensor statistics, SampleRows dout, SampleRows dquery,
                           SampleRows dkey, SampleRows dvalue) override;
 
-  void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) override;
-  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) override;
-  void gelu_forward(Stream& stream, Tensor in, Tensor out) override;
-  void gelu_backward(Stream& stream, Tensor in, Tensor dout) override;
+  void swiglu_forward(Stream& stream, Tensor gate_up, Tensor out, Tensor largest) override;
+  void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override;
+  void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) override;
+  void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) override;
 
   void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
                          Tensor position_table, Tensor out) override;

@@ -1,3 +1,4 @@
+#include "../float8_checks.h"
 #include "cpu_ops.h"
 #include "loops.h"
 #include "octet/base/rng.h"
@@ -15,8 +16,9 @@ float gelu_gate(float x) {
 
 }  // namespace
 
-void CpuOps::swiglu_forward(Stream&, Tensor gate_up, Tensor out) {
+void CpuOps::swiglu_forward(Stream&, Tensor gate_up, Tensor out, Tensor largest) {
   OCTET_ASSERT(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols);
+  check_largest(out, largest);
   cpu::with_type(out.dtype, [&](auto zero) {
     using T = decltype(zero);
     for (std::int64_t row = 0; row < out.rows; ++row) {
@@ -27,12 +29,14 @@ void CpuOps::swiglu_forward(Stream&, Tensor gate_up, Tensor out) {
         const float g = static_cast<float>(gate[j]);
         to[j] = static_cast<T>(g * cpu::sigmoid(g) * static_cast<float>(up[j]));
       }
+      cpu::raise_largest(largest, to, out.cols);
     }
   });
 }
 
-void CpuOps::swiglu_backward(Stream&, Tensor gate_up, Tensor dout) {
+void CpuOps::swiglu_backward(Stream&, Tensor gate_up, Tensor dout, Tensor largest) {
   OCTET_ASSERT(gate_up.rows == dout.rows && gate_up.cols == 2 * dout.cols);
+  check_largest(gate_up, largest);
   cpu::with_type(dout.dtype, [&](auto zero) {
     using T = decltype(zero);
     for (std::int64_t row = 0; row < dout.rows; ++row) {
@@ -47,36 +51,45 @@ void CpuOps::swiglu_backward(Stream&, Tensor gate_up, Tensor dout) {
         up[j] = static_cast<T>(d * silu);
         gradient[j] = static_cast<T>(silu * u);
       }
+      cpu::raise_largest(largest, gate, gate_up.cols);
     }
   });
 }
 
-void CpuOps::gelu_forward(Stream&, Tensor in, Tensor out) {
+void CpuOps::gelu_forward(Stream&, Tensor in, Tensor out, Tensor largest) {
   OCTET_ASSERT(in.size() == out.size());
+  check_largest(out, largest);
   cpu::with_type(in.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const T* const from = in.as<T>();
-    T* const to = out.as<T>();
-    for (std::int64_t i = 0, count = in.size(); i < count; ++i) {
-      const float x = static_cast<float>(from[i]);
-      to[i] = static_cast<T>(x * gelu_gate(x));
+    for (std::int64_t row = 0; row < in.rows; ++row) {
+      const T* const from = in.as<T>() + row * in.cols;
+      T* const to = out.as<T>() + row * in.cols;
+      for (std::int64_t j = 0; j < in.cols; ++j) {
+        const float x = static_cast<float>(from[j]);
+        to[j] = static_cast<T>(x * gelu_gate(x));
+      }
+      cpu::raise_largest(largest, to, in.cols);
     }
   });
 }
 
-void CpuOps::gelu_backward(Stream&, Tensor in, Tensor dout) {
+void CpuOps::gelu_backward(Stream&, Tensor in, Tensor dout, Tensor largest) {
   OCTET_ASSERT(in.size() == dout.size());
+  check_largest(in, largest);
   cpu::with_type(in.dtype, [&](auto zero) {
     using T = decltype(zero);
-    T* const values = in.as<T>();
-    T* const gradients = dout.as<T>();
-    for (std::int64_t i = 0, count = in.size(); i < count; ++i) {
-      const float x = static_cast<float>(values[i]);
-      const float gate = gelu_gate(x);
-      const float slope = kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
-      const float derivative = gate + x * slope * gate * (1.0f - gate);
-      values[i] = static_cast<T>(static_cast<float>(gradients[i]) * derivative);
-      gradients[i] = static_cast<T>(x * gate);
+    for (std::int64_t row = 0; row < in.rows; ++row) {
+      T* const values = in.as<T>() + row * in.cols;
+      T* const gradients = dout.as<T>() + row * in.cols;
+      for (std::int64_t j = 0; j < in.cols; ++j) {
+        const float x = static_cast<float>(values[j]);
+        const float gate = gelu_gate(x);
+        const float slope = kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
+        const float derivative = gate + x * slope * gate * (1.0f - gate);
+        values[j] = static_cast<T>(static_cast<float>(gradients[j]) * derivative);
+        gradients[j] = static_cast<T>(x * gate);
+      }
+      cpu::raise_largest(largest, values, in.cols);
     }
   });
 }

@@ -52,6 +52,15 @@ float largest(std::int64_t count, Value value) {
   return *std::max_element(lanes, lanes + kLanes);
 }
 
+/// Raises `largest`, where it is given, to the largest magnitude in `values`.
+template <typename T>
+void raise_largest(const Tensor& largest, const T* values, std::int64_t count) {
+  if (!largest) return;
+  float& raised = largest.as<float>()[0];
+  raised = std::max(
+      raised, cpu::largest(count, [&](std::int64_t i) { return std::fabs(static_cast<float>(values[i])); }));
+}
+
 /// out[j] (+)= sum over rows of column j, in float64. add_row(row, begin, count, sums) adds columns
 /// [begin, begin + count) of a row to sums[0 … count).
 template <typename AddRow>

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "../float8_checks.h"
 #include "cpu_ops.h"
 #include "loops.h"
 
@@ -39,6 +40,7 @@ void forward_row(const NormForward& args, std::int64_t row) {
     const float scaled = (static_cast<float>(x[j]) - mean) * rstd * static_cast<float>(weight[j]);
     y[j] = static_cast<T>(bias == nullptr ? scaled : scaled + static_cast<float>(bias[j]));
   }
+  cpu::raise_largest(args.largest, y, cols);
 }
 
 /// dx += rstd · (g - mean(g) - x̂ · mean(g·x̂)) with g = dy · weight, and mean(g) for LayerNorm only.
@@ -62,6 +64,7 @@ void backward_row(const NormBackward& args, std::int64_t row, float mean, float 
     const float xhat = normal(j);
     dx[j] = static_cast<T>(static_cast<float>(dx[j]) + rstd * (g(j) - offset - xhat * along));
   }
+  cpu::raise_largest(args.largest, dx, cols);
   if (y == nullptr) return;
   for (std::int64_t j = 0; j < cols; ++j) {
     const float scaled = normal(j) * static_cast<float>(weight[j]);
@@ -106,6 +109,7 @@ void CpuOps::norm_forward(Stream&, const NormForward& args) {
   OCTET_ASSERT(same(args.residual) && args.weight.size() == args.y.cols && args.rstd.size() == args.y.rows);
   OCTET_ASSERT(!args.delta || (same(args.delta) && same(args.sum)));
   OCTET_ASSERT(!layer || (args.bias.size() == args.y.cols && args.mean.size() == args.y.rows));
+  check_largest(args.y, args.largest);
   cpu::with_type(args.y.dtype, [&](auto zero) {
     for (std::int64_t row = 0; row < args.y.rows; ++row) forward_row<decltype(zero)>(args, row);
   });
@@ -118,6 +122,7 @@ void CpuOps::norm_backward(Stream&, const NormBackward& args) {
   OCTET_ASSERT(args.weight.size() == args.x.cols && args.dweight.size() == args.x.cols);
   OCTET_ASSERT(args.rstd.size() == args.x.rows);
   OCTET_ASSERT(!layer || (args.mean.size() == args.x.rows && args.dbias.size() == args.x.cols));
+  check_largest(args.dx, args.largest);
   cpu::with_type(args.x.dtype, [&](auto zero) { backward<decltype(zero)>(args); });
 }
 

@@ -116,6 +116,7 @@ void CudaOps::norm_forward(Stream& stream, const NormForward& a) {
   OCTET_ASSERT(a.rstd.size() == a.y.rows);
   OCTET_ASSERT(a.kind == NormKind::kRms ||
                (a.bias.size() == a.y.cols && a.bias.dtype == a.y.dtype && a.mean.size() == a.y.rows));
+  check_largest(a.y, a.largest);
   cuda::norm_forward(enter(stream), a);
 }
 
@@ -125,6 +126,7 @@ void CudaOps::norm_backward(Stream& stream, const NormBackward& a) {
   OCTET_ASSERT(a.rstd.size() == a.x.rows);
   OCTET_ASSERT(a.kind == NormKind::kRms || (a.bias.size() == a.x.cols && a.bias.dtype == a.x.dtype &&
                                             a.mean.size() == a.x.rows && a.dbias.size() == a.x.cols));
+  check_largest(a.dx, a.largest);
   cuda::norm_backward(enter(stream), a, scratch_);
 }
 
@@ -184,24 +186,28 @@ void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape,
   }
 }
 
-void CudaOps::swiglu_forward(Stream& stream, Tensor gate_up, Tensor out) {
+void CudaOps::swiglu_forward(Stream& stream, Tensor gate_up, Tensor out, Tensor largest) {
   OCTET_ASSERT(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols && gate_up.dtype == out.dtype);
-  cuda::swiglu_forward(enter(stream), gate_up, out);
+  check_largest(out, largest);
+  cuda::swiglu_forward(enter(stream), gate_up, out, largest);
 }
 
-void CudaOps::swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout) {
+void CudaOps::swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) {
   OCTET_ASSERT(gate_up.rows == dout.rows && gate_up.cols == 2 * dout.cols && gate_up.dtype == dout.dtype);
-  cuda::swiglu_backward(enter(stream), gate_up, dout);
+  check_largest(gate_up, largest);
+  cuda::swiglu_backward(enter(stream), gate_up, dout, largest);
 }
 
-void CudaOps::gelu_forward(Stream& stream, Tensor in, Tensor out) {
+void CudaOps::gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) {
   OCTET_ASSERT(alike(in, out));
-  cuda::gelu_forward(enter(stream), in, out);
+  check_largest(out, largest);
+  cuda::gelu_forward(enter(stream), in, out, largest);
 }
 
-void CudaOps::gelu_backward(Stream& stream, Tensor in, Tensor dout) {
+void CudaOps::gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) {
   OCTET_ASSERT(alike(in, dout));
-  cuda::gelu_backward(enter(stream), in, dout);
+  check_largest(in, largest);
+  cuda::gelu_backward(enter(stream), in, dout, largest);
 }
 
 void CudaOps::embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id,

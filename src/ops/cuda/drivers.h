@@ -29,10 +29,10 @@ void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor posi
           bool inverse);
 
 // activation.cu
-void swiglu_forward(cudaStream_t stream, Tensor gate_up, Tensor out);
-void swiglu_backward(cudaStream_t stream, Tensor gate_up, Tensor dout);
-void gelu_forward(cudaStream_t stream, Tensor in, Tensor out);
-void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout);
+void swiglu_forward(cudaStream_t stream, Tensor gate_up, Tensor out, Tensor largest);
+void swiglu_backward(cudaStream_t stream, Tensor gate_up, Tensor dout, Tensor largest);
+void gelu_forward(cudaStream_t stream, Tensor in, Tensor out, Tensor largest);
+void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout, Tensor largest);
 
 // embedding.cu
 void embedding_forward(cudaStream_t stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,

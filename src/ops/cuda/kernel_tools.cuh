@@ -82,6 +82,27 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
+/// largest = max(largest, value), neither of them negative.
+__device__ inline void raise(float* largest, float value) {
+  // Numbers that are not negative are ordered as their bits are.
+  atomicMax(reinterpret_cast<int*>(largest), __float_as_int(value));
+}
+
+/// raise() to the largest value of a whole warp, the lanes of which have adjacent threadIdx.x. `known`: what
+/// *largest has been, which spares most warps of a grid the atomic operation.
+__device__ inline void raise_by_warp(float* largest, float known, float value) {
+  value = warp_max(value);
+  if (threadIdx.x % 32 == 0 && value > known) raise(largest, value);
+}
+
+/// max(value, largest magnitude in the pack), NaNs passed over.
+template <typename T, int N>
+__device__ inline float largest_magnitude(float value, const Pack<T, N>& pack) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) value = fmaxf(value, fabsf(pack[n]));
+  return value;
+}
+
 /// Sum over the threads of a block of one dimension, of at most 1024; the same value in all of them.
 template <typename T>
 __device__ inline T block_sum(T value) {
@@ -124,6 +145,19 @@ void with_width(DType type, bool full, F&& f) {
       f(element, Width<1>{});
     }
   });
+}
+
+/// Calls f(std::true_type{}) where largest magnitudes are wanted, else f(std::false_type{}); they never are
+/// of other elements than bfloat16.
+template <typename T, typename F>
+void with_measuring(const Tensor& largest, F&& f) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (largest) {
+      f(std::true_type{});
+      return;
+    }
+  }
+  f(std::false_type{});
 }
 
 /// Whether every address is a multiple of `bytes`; absent operands count as aligned.

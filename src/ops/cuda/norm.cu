@@ -42,19 +42,21 @@ template <typename T>
 struct Forward {
   const T *residual, *delta, *weight, *bias;
   T *sum, *y;
-  float *rstd, *mean;
+  float *rstd, *mean, *largest;
   std::int64_t rows;
   int cols;
   float epsilon;
 };
 
-template <typename T, int N, bool kLayer>
+template <typename T, int N, bool kLayer, bool kMeasure>
 __global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p) {
   constexpr int K = kForwardPacks<N>;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= p.rows) return;
   const int packs = p.cols / N;
   const std::int64_t base = row * p.cols;
+  const float known = kMeasure ? *p.largest : 0.0f;
+  float found = 0.0f;
 
   Pack<T, N> x[K];
 #pragma unroll
@@ -114,7 +116,9 @@ __global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p
       }
     }
     y.store(p.y + base + i * N);
+    if constexpr (kMeasure) found = largest_magnitude(found, y);
   }
+  if constexpr (kMeasure) raise_by_warp(p.largest, known, found);
   if (threadIdx.x == 0) {
     p.rstd[row] = rstd;
     if constexpr (kLayer) p.mean[row] = mean;
@@ -127,6 +131,7 @@ struct Backward {
   const float *rstd, *mean;
   const T* dy;
   T *dx, *y;
+  float* largest;
   float* partials;  // [gridDim.x, cols] for the weight, then as much for the bias
   std::int64_t rows;
   int cols;
@@ -163,11 +168,12 @@ template <int kThreads>
 constexpr int kResident = kThreads == kBlockThreads ? 3 : 1;
 
 // A persistent grid, so that the parameters' gradients are summed in registers. K packs of a row a thread.
-template <typename T, int N, int K, int kThreads, bool kLayer>
+template <typename T, int N, int K, int kThreads, bool kLayer, bool kMeasure>
 __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel(const Backward<T> p) {
   extern __shared__ float shared[];
   const int packs = p.cols / N;
   float dweight[K][N] = {}, dbias[K][N] = {};
+  float found = 0.0f;
 
   for (std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < p.rows;
        row += std::int64_t{gridDim.x} * blockDim.y) {
@@ -225,10 +231,12 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
         }
       }
       dx[k].store(p.dx + base + i * N);
+      if constexpr (kMeasure) found = largest_magnitude(found, dx[k]);
       if (p.y != nullptr) y.store(p.y + base + i * N);
     }
   }
 
+  if constexpr (kMeasure) raise_by_warp(p.largest, *p.largest, found);
   float* block = p.partials + std::int64_t{blockIdx.x} * p.cols;
   write_partials(dweight, p.cols, shared, block);
   if constexpr (kLayer) write_partials(dbias, p.cols, shared, block + std::int64_t{gridDim.x} * p.cols);
@@ -248,18 +256,22 @@ dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
 }
 
 template <typename T, int N, int K, int kThreads>
-std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Scratch& scratch) {
+std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Tensor largest,
+                             Scratch& scratch) {
   const dim3 block = block_of(p.cols, N, K);
   const std::int64_t resident =
       scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
   p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
   const std::size_t shared = block.y == 1 ? 0 : block.y * static_cast<std::size_t>(p.cols) * sizeof(float);
-  if (layer) {
-    backward_kernel<T, N, K, kThreads, true><<<grid_size(blocks), block, shared, stream>>>(p);
-  } else {
-    backward_kernel<T, N, K, kThreads, false><<<grid_size(blocks), block, shared, stream>>>(p);
-  }
+  with_measuring<T>(largest, [&](auto measure) {
+    constexpr bool kMeasure = decltype(measure)::value;
+    if (layer) {
+      backward_kernel<T, N, K, kThreads, true, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
+    } else {
+      backward_kernel<T, N, K, kThreads, false, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
+    }
+  });
   return blocks;
 }
 
@@ -282,16 +294,20 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     p.y = static_cast<T*>(a.y.data);
     p.rstd = a.rstd.as<float>();
     p.mean = a.mean.as<float>();
+    p.largest = static_cast<float*>(a.largest.data);
     p.rows = a.residual.rows;
     p.cols = static_cast<int>(a.residual.cols);
     p.epsilon = a.epsilon;
     const dim3 block = block_of(p.cols, N, kForwardPacks<N>);
     const unsigned grid = grid_size(divide_up(p.rows, block.y));
-    if (a.kind == NormKind::kLayer) {
-      forward_kernel<T, N, true><<<grid, block, 0, stream>>>(p);
-    } else {
-      forward_kernel<T, N, false><<<grid, block, 0, stream>>>(p);
-    }
+    with_measuring<T>(a.largest, [&](auto measure) {
+      constexpr bool kMeasure = decltype(measure)::value;
+      if (a.kind == NormKind::kLayer) {
+        forward_kernel<T, N, true, kMeasure><<<grid, block, 0, stream>>>(p);
+      } else {
+        forward_kernel<T, N, false, kMeasure><<<grid, block, 0, stream>>>(p);
+      }
+    });
   });
   OCTET_CUDA_LAUNCH("norm_forward");
 }
@@ -317,15 +333,16 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
     p.dy = static_cast<const T*>(a.dy.data);
     p.dx = static_cast<T*>(a.dx.data);
     p.y = static_cast<T*>(a.y.data);
+    p.largest = static_cast<float*>(a.largest.data);
     p.rows = a.x.rows;
     p.cols = static_cast<int>(cols);
     const std::int64_t packs = cols / N;
     if (packs <= 32 * 3) {
-      blocks = launch_backward<T, N, 3, kBlockThreads>(stream, p, layer, scratch);
+      blocks = launch_backward<T, N, 3, kBlockThreads>(stream, p, layer, a.largest, scratch);
     } else if (packs <= kRowThreads * kFew) {
-      blocks = launch_backward<T, N, kFew, kRowThreads>(stream, p, layer, scratch);
+      blocks = launch_backward<T, N, kFew, kRowThreads>(stream, p, layer, a.largest, scratch);
     } else {
-      blocks = launch_backward<T, N, kMany, kRowThreads>(stream, p, layer, scratch);
+      blocks = launch_backward<T, N, kMany, kRowThreads>(stream, p, layer, a.largest, scratch);
     }
   });
   OCTET_CUDA_LAUNCH("norm_backward");

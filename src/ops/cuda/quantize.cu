@@ -21,11 +21,6 @@ constexpr int kPasses = kTile / kGroup / kGroups;  // until the tile is done
 constexpr int kWords = kTile / kGroup + 1;  // words of a tile's column in shared memory, one to spread banks
 static_assert(kTile == kScaleBlock);
 
-__device__ void raise(float* largest, float value) {
-  // Numbers that are not negative are ordered as their bits are.
-  atomicMax(reinterpret_cast<int*>(largest), __float_as_int(value));
-}
-
 __device__ float block_max(float value) {
   __shared__ float warps[kThreads / 32];
   value = warp_max(value);
@@ -93,6 +88,8 @@ __global__ void __launch_bounds__(kThreads)
   const int pack = static_cast<int>(threadIdx.x) % kPacks, group = static_cast<int>(threadIdx.x) / kPacks;
   const std::int64_t tile_row = std::int64_t{blockIdx.y} * kTile, tile_col = std::int64_t{blockIdx.x} * kTile;
   const std::int64_t col = tile_col + pack * kPack;
+  const float given =
+      kCut == ScaleCut::kTensor ? *out.largest : 0.0f;  // early: its latency hides behind the tile's
   const auto row_of = [&](int pass) { return tile_row + (pass * kGroups + group) * kGroup; };
 
   Part part;
@@ -153,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
       found = block_max(found);
     }
     if (out.seen != nullptr && threadIdx.x == 0) raise(out.seen, found);
-    const float scale = scale_of<kE4M3>(kCut == ScaleCut::kTensor ? *out.largest : found);
+    const float scale = scale_of<kE4M3>(kCut == ScaleCut::kTensor ? given : found);
     const bool first = blockIdx.x == 0 && blockIdx.y == 0;
     if (threadIdx.x == 0 && (kCut == ScaleCut::kSquare128 || first)) {
       const std::int64_t i = tile_row / kTile, j = tile_col / kTile;
