@@ -12,7 +12,7 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
   const std::int64_t inner = shape.gated() ? 2 * f : f, q = heads.query(), packed = heads.packed();
   const std::int64_t weight = std::max({packed * h, h * q, inner * h, h * f});
   input_ = reserve(scratch, t, std::max({h, q, f}));
-  weight_ = reserve(scratch, 1, weight);
+  weight_ = reserve(scratch, h, weight / h);
   gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   weights_seen_.assign(static_cast<std::size_t>(shape.layers), std::vector<std::int64_t>(kLinearLayers, -1));

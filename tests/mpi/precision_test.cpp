@@ -275,6 +275,23 @@ TEST_F(Fp8, SizesThatMatrixUnitsDoNotTakeAreRefusedWithTheNearest) {
   EXPECT_NE(message(deck).find("needs precision.compute = bf16"), std::string::npos) << message(deck);
 }
 
+TEST_F(Fp8, ScalesByBlocksTakeAFewPercentOfTheCodesMemory) {
+  const auto work_space = [&](const char* recipe) {
+    Deck deck = fp8_deck(recipe);
+    deck.model.hidden = 512;
+    deck.model.mlp = 1024;
+    deck.batch.micro = 8 / ranks_;
+    Session session(MPI_COMM_WORLD, deck);
+    for (const auto& [name, bytes] : session.engine().memory()) {
+      if (name == "work space") return static_cast<double>(bytes);
+    }
+    return 0.0;
+  };
+  const double plain = work_space("none"), tensor = work_space("current"), block = work_space("block");
+  EXPECT_GT(tensor, plain);
+  EXPECT_LT(block - plain, 1.25 * (tensor - plain));
+}
+
 TEST_F(Fp8, GpuWithoutThoseUnitsIsRefusedByName) {
   check_fp8("none", "NVIDIA A100", 80);
   check_fp8("block", "NVIDIA H200", 90);
