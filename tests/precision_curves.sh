@@ -19,7 +19,7 @@ if [ "$(id -u)" -eq 0 ]; then launch+=(--allow-run-as-root); fi
 for recipe in none current delayed block; do
   "${launch[@]}" "$octet" train inputs/shapes/tiny.cfg --set model.mlp=384 --set "data.train=$run/train.h5" \
     --set "run.directory=$run/$recipe" --set "run.steps=$steps" --set log.every=1 --set batch.sequence=128 --set batch.micro=16 \
-    --set batch.global=16 --set optimizer.lr=3e-3 --set schedule.warmup=20 --set checkpoint.at_end=false \
+    --set batch.global=16 --set optimizer.lr=1e-3 --set schedule.warmup=20 --set checkpoint.at_end=false \
     --set precision.compute=bf16 --set "precision.fp8=$recipe" "${settings[@]}" >"$run/$recipe.log" ||
     { tail -n 5 "$run/$recipe.log"; exit 1; }
   sed -n 's/.*"loss":\([0-9.eE+-]*\).*/\1/p' "$run/$recipe/metrics.jsonl" |
