@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains the same small Llama on real text in bf16 and with every recipe of precision.fp8, and compares the loss curves:
 # precision_curves.sh OCTET TEXT…. Means of 20 steps may differ by 1 %. STEPS (500), RANKS (1) and SETTINGS ("--set …")
-# change the run. On a GPU where there is one; on two CPU cores 500 steps take about ten minutes a recipe.
+# change the run. On a GPU where there is one; on a CPU 500 steps take some two minutes a recipe.
 set -euo pipefail
 octet=$(realpath "$1")
 shift
