@@ -127,13 +127,9 @@ int run_bench(const World& world, const BenchRequest& request) {
   } catch (const Error& error) {
     // What decks and files are at fault for, all ranks agreed on; a failing device the others cannot know of.
     if (error.kind() != ErrorKind::kDevice) throw;
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
-                 error.what());
-    world.abort(error.exit_code());
+    world.abort(error);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
-                 error.what());
-    world.abort(static_cast<int>(ErrorKind::kDevice));
+    world.abort(error);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 
@@ -89,7 +90,10 @@ std::vector<std::string> World::gather(const std::string& text) const {
   return all;
 }
 
-void World::abort(int exit_code) const {
+void World::abort(const std::exception& error) const {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  const int exit_code = own != nullptr ? own->exit_code() : static_cast<int>(ErrorKind::kDevice);
+  std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", rank(), host().c_str(), error.what());
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

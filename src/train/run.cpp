@@ -294,13 +294,9 @@ int run_training(const World& world, const std::vector<std::string>& files,
   } catch (const Error& error) {
     // Divergence and checkpoint failures are agreed on by all ranks; anything else the others cannot know of.
     if (error.kind() == ErrorKind::kDiverged || error.kind() == ErrorKind::kCheckpoint) throw;
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
-                 error.what());
-    world.abort(error.exit_code());
+    world.abort(error);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "octet: error: rank %d on %s: %s\n", world.rank(), world.host().c_str(),
-                 error.what());
-    world.abort(static_cast<int>(ErrorKind::kDevice));
+    world.abort(error);
   }
 }
 

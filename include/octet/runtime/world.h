@@ -2,6 +2,7 @@
 
 #include <mpi.h>
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -37,8 +38,9 @@ class World {
   /// One string of every rank, in rank order, on every rank.
   std::vector<std::string> gather(const std::string& text) const;
 
-  /// Ends every rank of the job within seconds. For failures inside a step, which other ranks cannot know of.
-  [[noreturn]] void abort(int exit_code) const;
+  /// Prints the error with this rank and its host, and ends every rank of the job within seconds, with the
+  /// error's exit code. For failures inside a step, which other ranks cannot know of.
+  [[noreturn]] void abort(const std::exception& error) const;
 
  private:
   void open(MPI_Comm ranks);
