@@ -30,11 +30,12 @@ PartResult bench_matmul(BenchSession& session) {
   const LocalSizes sizes(session);
   const std::int64_t h = sizes.shape.hidden;
   const char* const head = "head";
+  const bool biases = sizes.shape.biases(), gelu = !sizes.shape.gated();
   std::vector<Linear> linears = {
-      {"qkv", sizes.tokens, sizes.heads.packed(), h},
-      {"attention out", sizes.tokens, h, sizes.heads.query()},
-      {sizes.shape.gated() ? "gate, up" : "up", sizes.tokens, sizes.inner, h},
-      {"down", sizes.tokens, h, sizes.mlp},
+      {"qkv", sizes.tokens, sizes.heads.packed(), h, biases || sizes.shape.qkv_bias},
+      {"attention out", sizes.tokens, h, sizes.heads.query(), biases},
+      {gelu ? "up" : "gate, up", sizes.tokens, sizes.inner, h, biases, gelu, false},
+      {"down", sizes.tokens, h, sizes.mlp, biases, false, gelu},
       {head, sizes.logits_rows, sizes.vocabulary_rows, h},
   };
   result.title =
@@ -84,6 +85,8 @@ PartResult bench_matmul(BenchSession& session) {
     Operands memory(session.device, session.stream, 7, sizes.compute);
     const bool block = linear.name != head;
     measure(linear, "", make_passes(memory, linear, sizes.compute), 1.0);
+    Operands more(session.device, session.stream, 7, sizes.compute);
+    measure(linear, "", make_fused_passes(more, linear, sizes.compute), 1.0);
     if (sizes.fp8 && block) {
       Operands coded(session.device, session.stream, 7, sizes.compute);
       measure(linear, ", 8 bits", make_float8_passes(*ops, coded, linear, sizes.fp8_by_block), 2.0);
@@ -98,7 +101,8 @@ PartResult bench_matmul(BenchSession& session) {
     result.table.add(std::move(row));
   }
   result.notes.push_back(
-      "y is [m, n], k the length of its sums; weight gradients are added to float32; "
+      "y is [m, n], k the length of its sums; weight gradients are added to float32; work is that of the "
+      "product alone, also where it ends in a GELU or sums a bias's gradient; "
       "8-bit products are compared with twice the peak of bfloat16; "
       "times are of the slowest rank, short bursts: under lasting load clocks may fall");
   return result;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "octet/base/rng.h"
@@ -105,6 +106,17 @@ Matmul product(const Coded& a, const Coded& b, const Tensor& y, bool accumulate)
   return args;
 }
 
+constexpr double kGeluScale = 0.7978845608028654, kGeluCubic = 0.044715;  // sqrt(2/pi)
+
+double gelu(double x) {
+  return 0.5 * x * (1.0 + std::tanh(kGeluScale * (x + kGeluCubic * x * x * x)));
+}
+
+double gelu_derivative(double x) {
+  const double t = std::tanh(kGeluScale * (x + kGeluCubic * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kGeluScale * (1.0 + 3.0 * kGeluCubic * x * x);
+}
+
 /// A float32 matrix of ones, for a gradient to be added to.
 Tensor ones(Operands& memory, std::int64_t rows, std::int64_t cols) {
   return memory.random(DType::kF32, rows, cols, 0.0, 1.0);
@@ -125,6 +137,39 @@ std::vector<MatmulPass> make_passes(Operands& memory, const Linear& linear, DTyp
        {.a = dy, .b = x, .transpose_a = true, .y = ones(memory, linear.out, linear.in), .accumulate = true},
        1.0},
   };
+}
+
+std::vector<MatmulPass> make_fused_passes(Operands& memory, const Linear& linear, DType compute) {
+  const auto random = [&](std::int64_t rows, std::int64_t cols, double deviation = 1.0) {
+    return memory.random(compute, rows, cols, deviation);
+  };
+  // Results of unit size, where a GELU is neither 0 nor its input.
+  const auto weight = [&](std::int64_t summed) {
+    return random(linear.out, linear.in, 1.0 / std::sqrt(static_cast<double>(summed)));
+  };
+  std::vector<MatmulPass> passes;
+  const Tensor x = random(linear.rows, linear.in), dy = random(linear.rows, linear.out);
+  if (linear.before_gelu) {
+    const Tensor y = memory.zeros(compute, linear.rows, linear.out);
+    Matmul args{.a = x, .b = weight(linear.in), .transpose_b = true, .y = y};
+    args.epilogue = Epilogue::kGelu;
+    args.inner = memory.zeros(compute, linear.rows, linear.out);
+    if (linear.biased) args.bias = memory.zeros(compute, 1, linear.out);
+    passes.push_back({"forward with gelu", args});
+  }
+  if (linear.behind_gelu) {
+    Matmul args{.a = dy, .b = weight(linear.out), .y = memory.zeros(compute, linear.rows, linear.in)};
+    args.epilogue = Epilogue::kGeluGradient;
+    args.inner = random(linear.rows, linear.in);
+    passes.push_back({"input gradient with gelu", args});
+  }
+  if (linear.biased) {
+    Matmul args{.a = dy, .b = x, .transpose_a = true, .y = ones(memory, linear.out, linear.in)};
+    args.accumulate = true;
+    args.sums = ones(memory, 1, linear.out);
+    passes.push_back({"weight gradient with bias", args, 1.0});
+  }
+  return passes;
 }
 
 std::vector<MatmulPass> make_float8_passes(Ops& ops, Operands& memory, const Linear& linear, bool by_block) {
@@ -153,6 +198,9 @@ bool product_right(BenchSession& session, const MatmulPass& pass) {
   const auto a = scaled_lines_of(session, args.a, args.a_scales, rows, args.transpose_a);
   const auto b = scaled_lines_of(session, args.b, args.b_scales, cols, !args.transpose_b);
   const auto y = lines_of(session, args.y, rows, false);
+  const auto inner = args.inner ? lines_of(session, args.inner, rows, false) : y;
+  const std::vector<float> sums =
+      args.sums ? to_host(session.device, session.stream, args.sums) : std::vector<float>{};
   // What a sum of k products of unit size, about √k, may be off by in float32; and the rounding of the
   // result. 8-bit matrix units keep 13 bits behind the point of what they add, 32 products at a time, so that
   // with fast accumulation the error grows with the number of sums too.
@@ -160,12 +208,24 @@ bool product_right(BenchSession& session, const MatmulPass& pass) {
   const double unit_error = is_float8(args.a.dtype) ? 4e-3 + k / 32 * 0x1p-13 : 2e-4;
   const double sum_error = unit_error * std::sqrt(k);
   const double rounding = args.y.dtype == DType::kBF16 ? 1.0 / 256 : 0.0;
+  const auto near = [&](double found, double expected) {
+    return std::abs(found - expected) <= sum_error + rounding * std::abs(expected);
+  };
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (args.sums) {
+      const double total = std::accumulate(a[i].begin(), a[i].end(), pass.start);
+      if (!near(sums[static_cast<std::size_t>(rows[i])], total)) return false;
+    }
     for (std::size_t j = 0; j < cols.size(); ++j) {
+      const auto col = static_cast<std::size_t>(cols[j]);
       double total = pass.start;
       for (std::size_t p = 0; p < a[i].size(); ++p) total += double{a[i][p]} * double{b[j][p]};
-      const double found = y[i][static_cast<std::size_t>(cols[j])];
-      if (!(std::abs(found - total) <= sum_error + rounding * std::abs(total))) return false;
+      if (args.epilogue == Epilogue::kGelu) {
+        if (!near(inner[i][col], total)) return false;
+        total = gelu(total);
+      }
+      if (args.epilogue == Epilogue::kGeluGradient) total *= gelu_derivative(inner[i][col]);
+      if (!near(y[i][col], total)) return false;
     }
   }
   return true;

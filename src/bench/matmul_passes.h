@@ -11,13 +11,15 @@ namespace octet {
 struct Linear {
   const char* name;
   std::int64_t rows, out, in;
+  bool biased = false;
+  bool before_gelu = false, behind_gelu = false;
 };
 
 /// One of the products of a linear layer, with its operands.
 struct MatmulPass {
   const char* name;
   Matmul args;
-  double start = 0.0;  ///< what y holds everywhere before
+  double start = 0.0;  ///< what y, and sums, hold everywhere before
 
   /// Length of the sums.
   std::int64_t inner() const { return args.transpose_a ? args.a.rows : args.a.cols; }
@@ -25,12 +27,14 @@ struct MatmulPass {
 
 /// Forward, input gradient, weight gradient, as training calls them.
 std::vector<MatmulPass> make_passes(Operands& memory, const Linear& linear, DType compute);
-/// The same of 8-bit copies: activations and weights E4M3, gradients E5M2, with one scale each; by block all
+/// Those of them that can end in a GELU or its gradient, or sum the gradient of a bias, in that form.
+std::vector<MatmulPass> make_fused_passes(Operands& memory, const Linear& linear, DType compute);
+/// The three of 8-bit copies: activations and weights E4M3, gradients E5M2, with one scale each; by block all
 /// E4M3.
 std::vector<MatmulPass> make_float8_passes(Ops& ops, Operands& memory, const Linear& linear, bool by_block);
 
-/// After one run: whether elements of y, where some rows and columns cross, are the sums in float64 of what
-/// the operands hold.
+/// After one run: whether elements of y, where some rows and columns cross, and of what else is written, are
+/// what sums in float64 of what the operands hold make of them.
 bool product_right(BenchSession& session, const MatmulPass& pass);
 
 }  // namespace octet

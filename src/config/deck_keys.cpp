@@ -136,10 +136,11 @@ std::vector<DeckKey> optimizer_keys() {
           "in earlier steps) or by blocks of 128; all else as precision.compute = bf16"),
       count(OCTET_KEY(precision.fp8_history), between(1, 1024),
             "delayed: steps whose largest magnitudes make a scale"),
-      choice(OCTET_KEY(memory.recompute), {"none", "selective", "block"},
-             "none, selective: backward kernels rebuild norm outputs and MLP activations at no cost, all "
-             "else is kept; "
-             "block: keep a layer's input only and run it again in the backward pass"),
+      choice(
+          OCTET_KEY(memory.recompute), {"none", "selective", "block"},
+          "none: all is kept but norm outputs and SwiGLU activations, which backward kernels rebuild at no "
+          "cost; selective: GELU activations, which cost little, are rebuilt too; block: keep a layer's "
+          "input only and run it again in the backward pass"),
       count(OCTET_KEY(memory.recompute_every), at_least(1), "block: recompute one layer of every so many"),
       count(OCTET_KEY(memory.logits_mib), at_least(1), "largest piece of the logits held at once, MiB"),
   };
@@ -168,6 +169,10 @@ std::vector<DeckKey> run_keys() {
       choice(OCTET_KEY(run.pin), {"auto", "none"},
              "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
+      flag(
+          OCTET_KEY(run.fuse_matmul),
+          "fuse GELU and the sums of bias gradients with the matrix products beside them, where they are not "
+          "8-bit; false: separate passes"),
       flag(OCTET_KEY(run.tune_matmul),
            "GPU: before the first step, time several ways to compute each matrix product and take the "
            "fastest"),

@@ -49,9 +49,9 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& rec
   rows_.delta = sharded ? work("delta", shard, h) : rows_.partial;
   rows_.wide = work("mlp activation", t, std::max(f, heads_.query()));
   rows_.dqkv = work("qkv gradient", t, heads_.packed());
+  rows_.activation = split || keeps_activation() ? keep("mlp activation, kept", type, t, f) : -1;
   if (split) {
     rows_.down_dy = keep("mlp output gradient", type, t, h);
-    rows_.activation = keep("mlp activation, kept", type, t, f);
     rows_.up_x = keep("mlp input", type, t, h);
     rows_.o_dy = keep("attention output gradient", type, t, h);
     rows_.split_dqkv = keep("qkv gradient, kept", type, t, heads_.packed());
@@ -130,7 +130,8 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
                tensor(rows_.mlp_mean, slab), largest(LinearLayer::kUp));
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner);
+    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner,
+                   fuses_gelu() ? activated(slab) : Tensor{});
   });
 }
 
@@ -139,12 +140,12 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
   run_to_inner(stream, layer, slab, in, false);
   Ops& ops = context_.ops;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  const Tensor inner = tensor(rows_.inner, slab), activation = activated(),
+  const Tensor inner = tensor(rows_.inner, slab), activation = activated(slab),
                partial = tensor(rows_.partial, 0);
   const Tensor largest = linears_.largest_input(slab, LinearLayer::kDown);
   if (context_.shape.gated()) {
     ops.swiglu_forward(stream, inner, activation, largest);
-  } else {
+  } else if (!fuses_gelu()) {
     ops.gelu_forward(stream, inner, activation, largest);
   }
   const Tensor delta =
@@ -170,32 +171,34 @@ BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) 
 }
 
 void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which,
-                                const TokenPiece& piece, Tensor x, Measured measured, Tensor y) {
+                                const TokenPiece& piece, Tensor x, Measured measured, Tensor y,
+                                Tensor activated) {
   const LinearRows rows = rows_of(w, which);
   // Partial products are summed over tensor ranks, so that one of them alone adds the bias.
   const bool summed = which == LinearLayer::kOutput || which == LinearLayer::kDown;
   const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
   const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
   linears_.forward(stream, w.bucket - 1, slab, which, piece, x, measured,
-                   context_.parameters.parameter(rows.first, rows.last), bias, y);
+                   context_.parameters.parameter(rows.first, rows.last), bias, y, activated);
 }
 
 void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which,
-                                const TokenPiece& piece, Tensor dy, Measured measured, Tensor dx) {
+                                const TokenPiece& piece, Tensor dy, Measured measured, Tensor dx,
+                                Tensor inner) {
   const LinearRows rows = rows_of(w, which);
   linears_.input_gradient(stream, w.bucket - 1, slab, which, piece, dy, measured,
-                          context_.parameters.parameter(rows.first, rows.last), dx);
+                          context_.parameters.parameter(rows.first, rows.last), dx, inner);
 }
 
 void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy,
                                  Tensor x) {
   const LinearRows rows = rows_of(w, which);
   const bool accumulate = context_.parameters.accumulates(w.bucket);
+  const Tensor bias =
+      rows.first_bias < 0 ? Tensor{} : context_.parameters.gradient(rows.first_bias, rows.last_bias);
   linears_.weight_gradient(stream, w.bucket - 1, slab, which, dy, x,
-                           context_.parameters.gradient(rows.first, rows.last), accumulate, later(slab));
-  if (rows.first_bias < 0) return;
-  context_.ops.bias_backward(stream, dy, context_.parameters.gradient(rows.first_bias, rows.last_bias),
-                             accumulate);
+                           context_.parameters.gradient(rows.first, rows.last), bias, accumulate,
+                           later(slab));
 }
 
 void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row,
@@ -245,33 +248,36 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
   const Tensor inner = tensor(rows_.inner, slab);
-  const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated();
+  const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated(slab);
+  const bool fused = keeps_activation();
+  const Tensor dinner = fused ? wide_mlp() : inner;
   const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
     input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole,
-                   measured ? Measured::kByProducer : Measured::kNot, activation);
+                   measured ? Measured::kByProducer : Measured::kNot, fused ? dinner : activation,
+                   fused ? inner : Tensor{});
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
   const Tensor largest = linears_.largest_gradient(slab, LinearLayer::kUp);
   if (context_.shape.gated()) {
     ops.swiglu_backward(stream, inner, activation, largest);
-  } else {
+  } else if (!fused) {
     ops.gelu_backward(stream, inner, activation, largest);
   }
   const Gaps gaps =
       fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation); });
   const auto product = [&](const TokenPiece& piece) {
-    input_gradient(stream, w, slab, LinearLayer::kUp, piece, inner, Measured::kByProducer, x_whole);
+    input_gradient(stream, w, slab, LinearLayer::kUp, piece, dinner, Measured::kByProducer, x_whole);
   };
   const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
   norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx,
                 linears_.largest_gradient(slab, LinearLayer::kOutput));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, inner, normed);
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, dinner, normed);
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx, int below) {

@@ -124,11 +124,17 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
 }
 
 void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                           Tensor x, Measured measured, Tensor w, Tensor bias, Tensor y) {
+                           Tensor x, Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated) {
   x = piece.of(x);
   y = piece.of(y);
   if (!fp8()) {
-    context_.ops.matmul(stream, {.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias});
+    Matmul args{.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias};
+    if (activated) {
+      args.y = piece.of(activated);
+      args.epilogue = Epilogue::kGelu;
+      args.inner = y;
+    }
+    context_.ops.matmul(stream, args);
     return;
   }
   const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
@@ -145,12 +151,17 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
 }
 
 void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
-                                  const TokenPiece& piece, Tensor dy, Measured measured, Tensor w,
-                                  Tensor dx) {
+                                  const TokenPiece& piece, Tensor dy, Measured measured, Tensor w, Tensor dx,
+                                  Tensor inner) {
   dy = piece.of(dy);
   dx = piece.of(dx);
   if (!fp8()) {
-    context_.ops.matmul(stream, {.a = dy, .b = w, .y = dx});
+    Matmul args{.a = dy, .b = w, .y = dx};
+    if (inner) {
+      args.epilogue = Epilogue::kGeluGradient;
+      args.inner = piece.of(inner);
+    }
+    context_.ops.matmul(stream, args);
     return;
   }
   const DType type = gradient_type();
@@ -166,9 +177,12 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
 }
 
 void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
-                                   Tensor x, Tensor dw, bool accumulate, bool later) {
+                                   Tensor x, Tensor dw, Tensor dbias, bool accumulate, bool later) {
+  if (dbias && !fuses()) context_.ops.bias_backward(stream, dy, dbias, accumulate);
   if (!fp8()) {
-    context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate});
+    Matmul args{.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate};
+    if (fuses()) args.sums = dbias;
+    context_.ops.matmul(stream, args);
     return;
   }
   const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);

@@ -133,7 +133,9 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              cut.sequence,
                              cut.mask_documents,
                              fp8_recipe(deck_),
-                             deck_.precision.fp8_history};
+                             deck_.precision.fp8_history,
+                             deck_.run.fuse_matmul,
+                             deck_.memory.recompute != "selective"};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);

@@ -1,5 +1,6 @@
 // A "CUDA device" of host memory, on which CudaOps runs as on a GPU: octet's own kernels under
-// cuda_emulation.h, products by the CPU operators, attention by the plain kernels. What is defined here takes
+// cuda_emulation.h, products by the CPU operators and what comes with them by kernels, attention by the plain
+// kernels. What is defined here takes
 // the place of the library's definitions of the same names.
 #include "../../src/ops/cuda/cudnn_attention.h"
 #include "../../src/ops/cuda/matmul_plans.h"
@@ -63,7 +64,8 @@ MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, PlanCache* c
 
 void MatmulPlans::time_products(cudaStream_t) {}
 
-void MatmulPlans::run(cudaStream_t, const Matmul& args) {
+void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
+  if (args.sums || args.epilogue != Epilogue::kNone) return run_apart(stream, args);
   const std::unique_ptr<Ops> ops = make_cpu_ops(1);
   Workload workload;
   workload.compute = DType::kBF16;

@@ -82,6 +82,7 @@ struct Deck {
     std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
     std::string pin = "auto";  ///< auto | none
+    bool fuse_matmul = true;   ///< GELU and gradients of biases as part of the products beside them
     bool tune_matmul = false;  ///< GPU: products by the fastest of several ways, found by timing
     std::string tune_cache;    ///< folder where they are remembered; empty: the user's cache; none: nowhere
     std::int64_t evaluate_every = 0, evaluate_samples = 0;

@@ -20,8 +20,9 @@ struct ResidualStream {
 /// Llama-like (RMSNorm, rotary positions, SwiGLU) and GPT-2-like (LayerNorm, GELU, biases) blocks.
 ///
 /// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the
-/// halves, and the MLP's inner projection; of recomputed layers x alone. Norm outputs and the MLP's
-/// activation are never saved: the backward kernels that read their inputs anyway write them once more.
+/// halves, the MLP's inner projection, and its activation where products take the GELU (keeps_activation());
+/// of recomputed layers x alone. Norm outputs and other activations are never saved: the backward kernels
+/// that read their inputs anyway write them once more.
 class BlockStack {
  public:
   /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once.
@@ -72,13 +73,14 @@ class BlockStack {
     int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd,
         mlp_mean, inner;
     int normed_whole, normed, partial, delta, wide, dqkv;
-    int down_dy, activation, up_x, o_dy, split_dqkv,
+    int activation;  ///< of the MLP, kept: with split, or keeps_activation()
+    int down_dy, up_x, o_dy, split_dqkv,
         qkv_x;  ///< with split: operands of weight gradients, kept
     int norms;  ///< with split: gradients of norms, kept
   };
 
-  /// The layer up to the MLP's inner projection: all that the backward pass needs of it. `again`: as this
-  /// slab had it before.
+  /// The layer up to the MLP's inner projection, and its activation where fuses_gelu(): all that the backward
+  /// pass needs of it. `again`: as this slab had it before.
   void run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again);
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
@@ -93,10 +95,19 @@ class BlockStack {
   Tensor norm_gradient(const Weights& w, int slab, int row);
   /// `dy` itself, or a copy in row `kept` where it is needed later.
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
-  /// The MLP's activation, [tokens, mlp of this rank].
-  Tensor activated() const {
+  /// Whether the up product ends in the GELU; separate passes otherwise. Apart from what linears allow, with
+  /// split the GELU's gradient has to lie in place of its input.
+  bool fuses_gelu() const { return linears_.fuses() && !context_.shape.gated() && !split_; }
+  /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
+  bool keeps_activation() const { return fuses_gelu() && context_.keep_activations; }
+  /// Room for the MLP's activation or its gradient while a layer works, [tokens, mlp of this rank].
+  Tensor wide_mlp() const {
     const Tensor wide = tensor(rows_.wide, 0);
     return {wide.data, wide.dtype, wide.rows, context_.shape.mlp / context_.tensor.size()};
+  }
+  /// The MLP's activation in the forward pass.
+  Tensor activated(int slab) const {
+    return keeps_activation() ? tensor(rows_.activation, slab) : wide_mlp();
   }
   void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
                     Tensor rstd, Tensor mean, Tensor largest);
@@ -121,9 +132,9 @@ class BlockStack {
   };
   static LinearRows rows_of(const Weights& w, LinearLayer which);
   void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor x, Measured measured, Tensor y);
+                      Tensor x, Measured measured, Tensor y, Tensor activated = {});
   void input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor dy, Measured measured, Tensor dx);
+                      Tensor dy, Measured measured, Tensor dx, Tensor inner = {});
   /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
   void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x);
 

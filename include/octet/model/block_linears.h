@@ -36,16 +36,21 @@ class BlockLinears {
   Tensor largest_input(int slab, LinearLayer which) const;
   Tensor largest_gradient(int slab, LinearLayer which) const;
 
-  /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first.
+  /// Whether products take the epilogues of Matmul.
+  bool fuses() const { return context_.fuse_matmul && !fp8(); }
+  /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
+  /// `activated`, where fuses(), also activated = gelu(y).
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
-               Measured measured, Tensor w, Tensor bias, Tensor y);
-  /// dx = dy·w, rows in `piece`. After forward() of the layer in this slab with the same weights.
+               Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
+  /// dx = dy·w, rows in `piece`; with `inner`, where fuses(), times gelu'(inner). After forward() of the
+  /// layer in this slab with the same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor dy, Measured measured, Tensor w, Tensor dx);
-  /// dw (+)= dyᵀ·x. After forward() with this x in this slab. Unless tokens come in pieces (TensorAxis), `dy`
-  /// is what the last input_gradient() had, or it comes `later`.
+                      Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});
+  /// dw (+)= dyᵀ·x and, where there is one, dbias (+)= column sums of dy. After forward() with this x in this
+  /// slab. Unless tokens come in pieces (TensorAxis), `dy` is what the last input_gradient() had, or it comes
+  /// `later`.
   void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
-                       bool accumulate, bool later);
+                       Tensor dbias, bool accumulate, bool later);
 
   /// Whether scales come from earlier steps. Then, in every step: begin_step(); seen() is to be made the
   /// largest over all ranks; finish_step().

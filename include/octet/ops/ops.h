@@ -27,6 +27,10 @@ struct Scales {
 /// Shape of the scales of a [rows, cols] matrix; data is null.
 Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);
 
+/// What becomes of a product before it is written: nothing; y = gelu(inner) with inner = a·b (+ bias), both
+/// written; or y = (a·b) · gelu'(inner), elementwise, inner being read.
+enum class Epilogue { kNone, kGelu, kGeluGradient };
+
 /// y = a·b (+ bias) (+ y). With transpose_a, a is stored [k, m]; with transpose_b, b is stored [n, k].
 /// The three products of a linear layer y[t,o] = x[t,i]·w[o,i]ᵀ are
 ///   forward         {x, w, transpose_b}            -> y
@@ -35,6 +39,10 @@ Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);
 /// Of 8-bit operands there is the form with transpose_b alone, which matrix units have: operands of gradients
 /// are stored transposed. Not both are E5M2, all sizes are multiples of 16, and at most one is cut in
 /// squares.
+/// Of others the forward product can end in a GELU and the input gradient in that of a GELU (`epilogue`; then
+/// nothing is accumulated), and the weight gradient can sum dy's columns, the gradient of a bias, on the way
+/// (`sums`). Each is the same as an operator of its own before or after the product, but for rounding: a
+/// GELU's input is not rounded, and neither is the gradient that comes to it.
 struct Matmul {
   Tensor a;  ///< compute dtype or 8-bit, [m, k]
   Tensor b;  ///< compute dtype or 8-bit, [k, n]
@@ -44,6 +52,9 @@ struct Matmul {
   bool accumulate = false;              ///< add to what y holds
   Tensor bias = {};                     ///< optional [1, n], compute dtype, added to every row
   Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
+  Epilogue epilogue = Epilogue::kNone;
+  Tensor inner = {};  ///< of an epilogue: [m, n], the dtype of y, which is the compute dtype
+  Tensor sums = {};  ///< optional float32 [1, m], with transpose_a: (+)= the column sums of a as it is stored
 };
 
 /// An 8-bit copy of a bfloat16 matrix, as it lies or transposed or both: codes = from / scale, rounded to
@@ -232,8 +243,8 @@ class Ops {
   virtual void matmul(Stream& stream, const Matmul& args) = 0;
   /// Where the operators have a PlanCache: times several ways to compute every product asked for so far that
   /// it does not know, on the operands of its first use, and adds the fastest. Later products take what the
-  /// cache then says. Waits for the device; their y is overwritten, so all of them must still be there and
-  /// none of them needed.
+  /// cache then says. Waits for the device; what they write is overwritten, so all of it must still be there
+  /// and none of it needed.
   virtual void time_products(Stream&) {}
 
   /// largest[0] = the largest magnitude in x (bfloat16), NaNs passed over; float32 [1, 1].

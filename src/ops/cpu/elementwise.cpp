@@ -1,20 +1,10 @@
 #include "../float8_checks.h"
 #include "cpu_ops.h"
+#include "gelu.h"
 #include "loops.h"
 #include "octet/base/rng.h"
 
 namespace octet {
-namespace {
-
-/// gelu(x) = x · sigmoid(slope(x)): the tanh form, by 1 + tanh(z) = 2·sigmoid(2z).
-constexpr float kGeluSlope = 1.59576912f;  // 2·sqrt(2/pi)
-constexpr float kGeluCubic = 0.044715f;
-
-float gelu_gate(float x) {
-  return cpu::sigmoid(kGeluSlope * (x + kGeluCubic * x * x * x));
-}
-
-}  // namespace
 
 void CpuOps::swiglu_forward(Stream&, Tensor gate_up, Tensor out, Tensor largest) {
   OCTET_ASSERT(gate_up.rows == out.rows && gate_up.cols == 2 * out.cols);
@@ -66,7 +56,7 @@ void CpuOps::gelu_forward(Stream&, Tensor in, Tensor out, Tensor largest) {
       T* const to = out.as<T>() + row * in.cols;
       for (std::int64_t j = 0; j < in.cols; ++j) {
         const float x = static_cast<float>(from[j]);
-        to[j] = static_cast<T>(x * gelu_gate(x));
+        to[j] = static_cast<T>(x * cpu::gelu_gate(x));
       }
       cpu::raise_largest(largest, to, in.cols);
     }
@@ -83,10 +73,8 @@ void CpuOps::gelu_backward(Stream&, Tensor in, Tensor dout, Tensor largest) {
       T* const gradients = dout.as<T>() + row * in.cols;
       for (std::int64_t j = 0; j < in.cols; ++j) {
         const float x = static_cast<float>(values[j]);
-        const float gate = gelu_gate(x);
-        const float slope = kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
-        const float derivative = gate + x * slope * gate * (1.0f - gate);
-        values[j] = static_cast<T>(static_cast<float>(gradients[j]) * derivative);
+        const float gate = cpu::gelu_gate(x);
+        values[j] = static_cast<T>(static_cast<float>(gradients[j]) * cpu::gelu_derivative(x, gate));
         gradients[j] = static_cast<T>(x * gate);
       }
       cpu::raise_largest(largest, values, in.cols);

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../float8_checks.h"
+#include "../matmul_checks.h"
 #include "blas.h"
 #include "cpu_ops.h"
 #include "float8_values.h"
+#include "gelu.h"
 #include "loops.h"
 #include "matmul_blocks.h"
 
@@ -21,12 +22,23 @@ void start_with_bias(const float* bias, std::int64_t cols, float* y, std::int64_
   }
 }
 
+/// y[i] = gelu(inner[i]), or y[i] times gelu'(inner[i]).
+void finish(Epilogue epilogue, const float* inner, float* y, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float x = inner[i], gate = cpu::gelu_gate(x);
+    y[i] = epilogue == Epilogue::kGelu ? x * gate : y[i] * cpu::gelu_derivative(x, gate);
+  }
+}
+
 void matmul_float(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k) {
-  float* y = args.y.as<float>();
+  float* y = (args.epilogue == Epilogue::kGelu ? args.inner : args.y).as<float>();
   if (args.bias) start_with_bias(args.bias.as<float>(), n, y, m, args.accumulate);
   const Operand a{args.a.as<float>(), args.a.cols, args.transpose_a};
   const Operand b{args.b.as<float>(), args.b.cols, args.transpose_b};
   gemm(m, n, k, 1.0f, a, b, args.bias || args.accumulate ? 1.0f : 0.0f, y, n);
+  if (args.epilogue != Epilogue::kNone) {
+    finish(args.epilogue, args.inner.as<float>(), args.y.as<float>(), m * n);
+  }
 }
 
 /// An operand as it is stored, narrower than float32.
@@ -101,11 +113,20 @@ void matmul_narrow(const Matmul& args, std::int64_t m, std::int64_t n, std::int6
       }
       for (std::int64_t i = 0; i < rows; ++i) {
         Y* const y = args.y.as<Y>() + (row + i) * n + col;
+        Y* const inner =
+            args.epilogue != Epilogue::kNone ? args.inner.as<Y>() + (row + i) * n + col : nullptr;
         const BF16* const bias = args.bias ? args.bias.as<BF16>() + col : nullptr;
         for (std::int64_t j = 0; j < cols; ++j) {
           float value = y_block[i * cols + j];
           if (bias != nullptr) value += static_cast<float>(bias[j]);
           if (args.accumulate) value += static_cast<float>(y[j]);
+          if (args.epilogue == Epilogue::kGelu) {
+            inner[j] = static_cast<Y>(value);
+            value *= cpu::gelu_gate(value);
+          } else if (args.epilogue == Epilogue::kGeluGradient) {
+            const auto x = static_cast<float>(inner[j]);
+            value *= cpu::gelu_derivative(x, cpu::gelu_gate(x));
+          }
           y[j] = static_cast<Y>(value);
         }
       }
@@ -115,18 +136,10 @@ void matmul_narrow(const Matmul& args, std::int64_t m, std::int64_t n, std::int6
 
 }  // namespace
 
-void CpuOps::matmul(Stream&, const Matmul& args) {
-  const std::int64_t m = args.transpose_a ? args.a.cols : args.a.rows;
-  const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
-  const std::int64_t n = args.transpose_b ? args.b.rows : args.b.cols;
-  OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k);
-  OCTET_ASSERT(args.y.rows == m && args.y.cols == n);
-  if (is_float8(args.a.dtype)) {
-    check_float8(args);
-  } else {
-    OCTET_ASSERT(args.a.dtype == args.b.dtype && (!args.bias || args.bias.dtype == args.a.dtype));
-  }
-  OCTET_ASSERT(!args.bias || args.bias.size() == n);
+void CpuOps::matmul(Stream& stream, const Matmul& args) {
+  check_matmul(args);
+  const std::int64_t m = args.y.rows, n = args.y.cols, k = args.transpose_a ? args.a.rows : args.a.cols;
+  if (args.sums) bias_backward(stream, args.a, args.sums, args.accumulate);
   if (m == 0 || n == 0) return;
   if (args.a.dtype == DType::kF32) {
     matmul_float(args, m, n, k);

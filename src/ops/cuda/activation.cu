@@ -1,6 +1,6 @@
 // SwiGLU and GELU, forward and backward.
 // Bytes moved (compute dtype of s bytes, f outputs a row): swiglu forward 3·t·f·s, backward 6·t·f·s (gate, up
-// and dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s.
+// and dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s, gradient alone 3·t·f·s.
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -30,6 +30,12 @@ __device__ float hyperbolic_tangent(float x) {
 
 constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
 constexpr float kGeluCubic = 0.044715f;
+
+// Of gelu(v), with t = tanh(scale·(v + cubic·v³)).
+__device__ inline float gelu_derivative(float v, float t) {
+  const float inner = kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
+  return 0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * inner;
+}
 
 // blockIdx.x counts a row's blocks, row after row, so that only it has to be divided.
 struct RowBlocks {
@@ -130,8 +136,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 8>)
     for (int n = 0; n < N; ++n) {
       const float v = x[n], d = grad[n];
       const float t = hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v));
-      const float inner = kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
-      x.set(n, d * (0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * inner));
+      x.set(n, d * gelu_derivative(v, t));
       grad.set(n, 0.5f * v * (1.0f + t));
     }
     x.store(in + i * N);
@@ -139,6 +144,21 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 8>)
     if constexpr (kMeasure) found = largest_magnitude(found, x);
   }
   if constexpr (kMeasure) raise_by_warp(largest, known, found);
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads) gelu_gradient_kernel(const T* in, T* dy, std::int64_t packs) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= packs) return;
+  const Pack<T, N> x = Pack<T, N>::load(in + i * N);
+  Pack<T, N> grad = Pack<T, N>::load(dy + i * N);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float v = x[n];
+    const float t = hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v));
+    grad.set(n, grad[n] * gelu_derivative(v, t));
+  }
+  grad.store(dy + i * N);
 }
 
 // Calls launch(T{}, Width<N>{}, measure, grid, split): measure.value tells whether `largest` is wanted.
@@ -205,6 +225,19 @@ void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout, Tensor largest) 
         static_cast<T*>(in.data), static_cast<T*>(dout.data), packs, static_cast<float*>(largest.data));
   });
   OCTET_CUDA_LAUNCH("gelu_backward");
+}
+
+void gelu_gradient(cudaStream_t stream, Tensor in, Tensor dy) {
+  if (dy.size() == 0) return;
+  with_width(dy.dtype, takes_full_packs(dy.dtype, dy.size(), in.data, dy.data),
+             [&](auto element, auto width) {
+               using T = decltype(element);
+               constexpr int N = decltype(width)::value;
+               const std::int64_t packs = dy.size() / N;
+               gelu_gradient_kernel<T, N><<<grid_size(divide_up(packs, kThreads)), kThreads, 0, stream>>>(
+                   static_cast<const T*>(in.data), static_cast<T*>(dy.data), packs);
+             });
+  OCTET_CUDA_LAUNCH("gelu_gradient");
 }
 
 }  // namespace octet::cuda

@@ -5,6 +5,7 @@
 #include "../../runtime/cuda/cuda_check.h"
 #include "../../runtime/cuda/cuda_stream.h"
 #include "../float8_checks.h"
+#include "../matmul_checks.h"
 #include "drivers.h"
 
 namespace octet {
@@ -64,8 +65,8 @@ cudaStream_t CudaOps::enter(Stream& stream) const {
 
 void CudaOps::prepare(const Workload& workload) {
   OCTET_CUDA(cudaSetDevice(ordinal_));
-  std::int64_t bytes =
-      std::max(matmul_.workspace_bytes(), cuda::embedding_backward_scratch(workload.tokens, workload.widest));
+  std::int64_t bytes = std::max(matmul_.workspace_bytes(workload.widest),
+                                cuda::embedding_backward_scratch(workload.tokens, workload.widest));
   const AttentionShape& shape = workload.attention;
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
     bytes = std::max(bytes, cuda::plain_attention_scratch(shape));
@@ -77,16 +78,7 @@ void CudaOps::prepare(const Workload& workload) {
 }
 
 void CudaOps::matmul(Stream& stream, const Matmul& a) {
-  const std::int64_t m = a.transpose_a ? a.a.cols : a.a.rows, k = a.transpose_a ? a.a.rows : a.a.cols;
-  const std::int64_t n = a.transpose_b ? a.b.rows : a.b.cols;
-  OCTET_ASSERT((a.transpose_b ? a.b.cols : a.b.rows) == k && a.y.rows == m && a.y.cols == n);
-  OCTET_ASSERT(!a.bias || a.bias.size() == n);
-  if (is_float8(a.a.dtype)) {
-    check_float8(a);
-  } else {
-    OCTET_ASSERT(a.a.dtype == a.b.dtype && (a.y.dtype == a.a.dtype || a.y.dtype == DType::kF32));
-    OCTET_ASSERT(!a.bias || a.bias.dtype == a.a.dtype);
-  }
+  check_matmul(a);
   matmul_.run(enter(stream), a);
 }
 

@@ -33,6 +33,8 @@ void swiglu_forward(cudaStream_t stream, Tensor gate_up, Tensor out, Tensor larg
 void swiglu_backward(cudaStream_t stream, Tensor gate_up, Tensor dout, Tensor largest);
 void gelu_forward(cudaStream_t stream, Tensor in, Tensor out, Tensor largest);
 void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout, Tensor largest);
+/// In place: dy becomes dy · gelu'(in).
+void gelu_gradient(cudaStream_t stream, Tensor in, Tensor dy);
 
 // embedding.cu
 void embedding_forward(cudaStream_t stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,

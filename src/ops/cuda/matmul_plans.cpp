@@ -61,6 +61,23 @@ const char* text_of(ScaleCut cut) {
   return "";
 }
 
+const char* text_of(cublasLtEpilogue_t epilogue) {
+  switch (epilogue) {
+    case CUBLASLT_EPILOGUE_BIAS:
+      return ", with bias";
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+      return ", with GELU";
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+      return ", with bias and GELU";
+    case CUBLASLT_EPILOGUE_DGELU:
+      return ", with GELU's gradient";
+    case CUBLASLT_EPILOGUE_BGRADB:
+      return ", with column sums";
+    default:
+      return "";
+  }
+}
+
 // The largest power of two, up to 256, that divides the address.
 int alignment_of(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer) | 256u;
@@ -91,9 +108,21 @@ cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
   return layout;
 }
 
-void set_bias(cublasLtMatmulDesc_t operation, const Tensor& bias) {
-  const void* pointer = bias.data;
-  set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, pointer);
+// What a product asks for beyond itself, as one of the library's epilogues; the default one where none of
+// them is that, or addresses and sizes are not what it takes. Sums are of the library's second operand, and
+// it would round them to the result's type, so that only float32 results have them.
+cublasLtEpilogue_t epilogue_of(const Matmul& args) {
+  const bool adds_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
+  if (args.sums) return args.y.dtype == DType::kF32 ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
+  if (args.epilogue == Epilogue::kNone) return adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  if (args.y.cols % 8 != 0 || alignment_of(args.inner.data) < 16) return CUBLASLT_EPILOGUE_DEFAULT;
+  if (args.epilogue == Epilogue::kGeluGradient) return CUBLASLT_EPILOGUE_DGELU;
+  if (!args.bias) return CUBLASLT_EPILOGUE_GELU_AUX;
+  return adds_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+bool is_plain(const Matmul& args) {
+  return !args.bias && !args.sums && args.epilogue == Epilogue::kNone;
 }
 
 // a is the library's second operand and b its first.
@@ -125,7 +154,7 @@ MatmulPlans::MatmulPlans(Scratch& scratch, const std::string& device, int archit
   handle_.reset(handle);
 }
 
-MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
+MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, cublasLtEpilogue_t epilogue) {
   Key key{};
   key.m = args.y.rows;
   key.n = args.y.cols;
@@ -133,7 +162,7 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
   key.transpose_a = args.transpose_a;
   key.transpose_b = args.transpose_b;
   key.accumulate = args.accumulate;
-  key.bias = fuse_bias;
+  key.epilogue = epilogue;
   key.a = args.a.dtype;
   key.b = args.b.dtype;
   key.a_cut = args.a_scales.cut;
@@ -142,7 +171,24 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, bool fuse_bias) {
   key.alignment_a = alignment_of(args.a.data);
   key.alignment_b = alignment_of(args.b.data);
   key.alignment_y = alignment_of(args.y.data);
+  key.alignment_inner = args.inner ? alignment_of(args.inner.data) : 0;
   return key;
+}
+
+float* MatmulPlans::place_of_sums(const Matmul& args) const {
+  if (!args.accumulate && alignment_of(args.sums.data) >= 16) return args.sums.as<float>();
+  auto* const scratch = static_cast<std::byte*>(scratch_->reserve(workspace_ + args.sums.bytes()));
+  return reinterpret_cast<float*>(scratch + workspace_);
+}
+
+void MatmulPlans::set_pointers(const Key& key, const Plan& plan, const Matmul& args) const {
+  const cublasLtMatmulDesc_t operation = plan.operation.get();
+  if (is_float8(key.a)) set_scales(operation, args);
+  if (args.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.data));
+  if (args.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void*>(place_of_sums(args)));
+  if (args.inner) {
+    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(args.inner.data));
+  }
 }
 
 // cuBLAS is column-major: yᵀ = bᵀ·aᵀ, so the operands change places and each stored matrix is its own
@@ -161,19 +207,15 @@ MatmulPlans::Plan MatmulPlans::make_plan(const Key& key, const Matmul& args) con
   plan.b.reset(make_layout(args.b));
   plan.y.reset(make_layout(args.y));
 
-  std::vector<cublasLtMatmulAlgo_t> results;
-  if (key.bias) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
-    set_bias(operation, args.bias);
-    results = proposals(key, plan, kProposals, workspace_);
-    plan.adds_bias = !results.empty();
-  }
-  if (results.empty()) {
-    set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-    results = proposals(key, plan, kProposals, workspace_);
-  }
-  if (results.empty()) {
+  set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, key.epilogue);
+  if (args.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(args.bias.dtype));
+  if (args.inner) set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, args.inner.cols);
+  set_pointers(key, plan, args);
+
+  const std::vector<cublasLtMatmulAlgo_t> results = proposals(key, plan, kProposals, workspace_);
+  plan.possible = !results.empty();
+  if (!plan.possible && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return plan;
+  if (!plan.possible) {
     fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a product of {} [{}, {}] and {} [{}, {}] into {}",
          name_of(key.a), key.m, key.k, name_of(key.b), key.k, key.n, name_of(key.result));
   }
@@ -215,18 +257,19 @@ std::vector<cublasLtMatmulAlgo_t> MatmulPlans::proposals(const Key& key, const P
   return algorithms;
 }
 
-std::string MatmulPlans::text_of(const Key& key, const Plan& plan) const {
-  return fmt::format("{}: {} [{}, {}]{}{} x {} [{}, {}]{}{} to {}{}{}, aligned {} {} {}, workspace {} MiB",
+std::string MatmulPlans::text_of(const Key& key) const {
+  const std::string inner = key.alignment_inner > 0 ? fmt::format(" {}", key.alignment_inner) : "";
+  return fmt::format("{}: {} [{}, {}]{}{} x {} [{}, {}]{}{} to {}{}{}, aligned {} {} {}{}, workspace {} MiB",
                      context_, name_of(key.a), key.m, key.k, key.transpose_a ? "T" : "",
                      cuda::text_of(key.a_cut), name_of(key.b), key.k, key.n, key.transpose_b ? "T" : "",
                      cuda::text_of(key.b_cut), name_of(key.result), key.accumulate ? ", added" : "",
-                     plan.adds_bias ? ", with bias" : "", key.alignment_a, key.alignment_b, key.alignment_y,
+                     cuda::text_of(key.epilogue), key.alignment_a, key.alignment_b, key.alignment_y, inner,
                      workspace_ >> 20);
 }
 
 void MatmulPlans::recall(const Key& key, Plan& plan) const {
   if (cache_ == nullptr) return;
-  const std::string name = text_of(key, plan);
+  const std::string name = text_of(key);
   const TimedPlan* found = cache_->find(name);
   if (found == nullptr) return;
   cublasLtMatmulAlgo_t algorithm;
@@ -248,7 +291,7 @@ void MatmulPlans::recall(const Key& key, Plan& plan) const {
 void MatmulPlans::time_products(cudaStream_t stream) {
   if (cache_ == nullptr) return;
   for (auto& [key, plan] : plans_) {
-    if (!plan.remembered) choose_fastest(stream, key, plan);
+    if (plan.possible && !plan.remembered) choose_fastest(stream, key, plan);
   }
   plans_.clear();
 }
@@ -262,8 +305,7 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan
     };
     if (std::none_of(algorithms.begin(), algorithms.end(), same)) algorithms.push_back(other);
   }
-  if (plan.adds_bias) set_bias(plan.operation.get(), plan.first_use.bias);
-  if (is_float8(key.a)) set_scales(plan.operation.get(), plan.first_use);
+  set_pointers(key, plan, plan.first_use);
   const auto run = [&](std::size_t number) {
     plan.algorithm = algorithms[number];
     return launch(stream, plan, plan.first_use) == CUBLAS_STATUS_SUCCESS;
@@ -271,7 +313,7 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan
   const std::optional<FastestLaunch> fastest = find_fastest(stream, algorithms.size(), run);
   if (!fastest) return;
   const auto* bytes = reinterpret_cast<const std::byte*>(&algorithms[fastest->number]);
-  cache_->add(text_of(key, plan), {{bytes, bytes + sizeof(cublasLtMatmulAlgo_t)}, fastest->microseconds});
+  cache_->add(text_of(key), {{bytes, bytes + sizeof(cublasLtMatmulAlgo_t)}, fastest->microseconds});
 }
 
 cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const Matmul& args) {
@@ -284,15 +326,26 @@ cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const 
 
 void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   if (args.y.size() == 0) return;
-  const bool fuse_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
-  const Key key = key_of(args, fuse_bias);
+  const cublasLtEpilogue_t epilogue = epilogue_of(args);
+  if (epilogue == CUBLASLT_EPILOGUE_DEFAULT && !is_plain(args)) return run_apart(stream, args);
+  const Key key = key_of(args, epilogue);
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, make_plan(key, args)).first;
-  const Plan& plan = found->second;
-  if (plan.adds_bias) set_bias(plan.operation.get(), args.bias);
-  if (is_float8(key.a)) set_scales(plan.operation.get(), args);
-  check_cublas(launch(stream, plan, args), "cublasLtMatmul");
-  if (args.bias && !plan.adds_bias) add_bias(stream, args.bias, args.y);
+  Plan& plan = found->second;
+  if (!plan.possible) return run_apart(stream, args);
+  set_pointers(key, plan, args);
+  const cublasStatus_t status = launch(stream, plan, args);
+  // An epilogue that was proposed may still be refused.
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED && epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
+    plan.possible = false;
+    return run_apart(stream, args);
+  }
+  check_cublas(status, "cublasLtMatmul");
+  if (!args.sums) return;
+  const float* const sums = place_of_sums(args);
+  if (sums != args.sums.data) {
+    sum_partials(stream, sums, 1, args.sums.size(), args.sums.size(), args.sums.as<float>(), args.accumulate);
+  }
 }
 
 }  // namespace octet::cuda

@@ -14,14 +14,18 @@
 namespace octet::cuda {
 
 /// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: what the cache
-/// says, where there is one and it knows the product on this device, or the library's first proposal.
+/// says, where there is one and it knows the product on this device, or the library's first proposal. Biases,
+/// GELUs and column sums are the library's epilogues; where it has no algorithm with one, kernels before or
+/// after the product.
 class MatmulPlans {
  public:
   /// `device`: its name, part of what the cache's choices hold for. `cache` may be null.
   MatmulPlans(Scratch& scratch, const std::string& device, int architecture, PlanCache* cache);
 
-  /// Bytes of scratch that the algorithms may use.
-  std::int64_t workspace_bytes() const { return workspace_; }
+  /// Bytes of scratch in use, with sums of up to `widest` columns.
+  std::int64_t workspace_bytes(std::int64_t widest) const {
+    return workspace_ + widest * size_of(DType::kF32);
+  }
   void run(cudaStream_t stream, const Matmul& args);
   /// See Ops::time_products. Timing may choose differently from run to run, so results may then differ in the
   /// last bits; a choice that the cache knows is never timed again.
@@ -31,10 +35,12 @@ class MatmulPlans {
   /// What an algorithm is chosen for. All of it also goes into text_of.
   struct Key {
     std::int64_t m, n, k;
-    bool transpose_a, transpose_b, accumulate, bias;
+    bool transpose_a, transpose_b, accumulate;
+    cublasLtEpilogue_t epilogue;
     DType a, b, result;
     ScaleCut a_cut, b_cut;                      ///< of 8-bit operands
     int alignment_a, alignment_b, alignment_y;  ///< bytes, at most 256
+    int alignment_inner;                        ///< likewise; 0 without it
 
     auto operator<=>(const Key&) const = default;
   };
@@ -42,18 +48,25 @@ class MatmulPlans {
     Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
     Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> a, b, y;
     cublasLtMatmulAlgo_t algorithm;
-    bool adds_bias = false;
+    bool possible = true;     ///< with the epilogue
     bool remembered = false;  ///< the algorithm is the cache's
     Matmul first_use;
   };
 
-  static Key key_of(const Matmul& args, bool fuse_bias);
+  static Key key_of(const Matmul& args, cublasLtEpilogue_t epilogue);
   Plan make_plan(const Key& key, const Matmul& args) const;
+  /// Addresses that are part of the description of an operation, not arguments of its launch.
+  void set_pointers(const Key& key, const Plan& plan, const Matmul& args) const;
+  /// Where the library, which does not add to them, writes column sums: behind its workspace unless they may
+  /// go to their place at once.
+  float* place_of_sums(const Matmul& args) const;
+  /// The product without epilogue, and kernels for all else.
+  void run_apart(cudaStream_t stream, const Matmul& args);
   /// Proposals for the product that a plan describes, best first, with at most so much workspace.
   std::vector<cublasLtMatmulAlgo_t> proposals(const Key& key, const Plan& plan, int most,
                                               std::int64_t workspace) const;
   /// The name of a product in the cache.
-  std::string text_of(const Key& key, const Plan& plan) const;
+  std::string text_of(const Key& key) const;
   /// Takes the algorithm that the cache has, if any; forgets it there where the library refuses it.
   void recall(const Key& key, Plan& plan) const;
   void choose_fastest(cudaStream_t stream, const Key& key, Plan& plan);

@@ -1,0 +1,168 @@
+// Products that end in a GELU or in its gradient, and weight gradients that sum a bias's gradient on the way.
+#include "octet/ops/plan_cache.h"
+#include "ops_fixture.h"
+
+namespace octet::test {
+namespace {
+
+class EpilogueTest : public OpsTest {
+ protected:
+  /// op(a)·op(b) + bias, in float64.
+  static std::vector<double> product(const Matrix& a, const Matrix& b, bool transpose_b, const Matrix* bias) {
+    const std::int64_t n = transpose_b ? b.rows : b.cols;
+    std::vector<double> y;
+    for (std::int64_t i = 0; i < a.rows; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        double total = bias == nullptr ? 0.0 : (*bias)(0, j);
+        for (std::int64_t p = 0; p < a.cols; ++p) {
+          total += double{a(i, p)} * double{transpose_b ? b(j, p) : b(p, j)};
+        }
+        y.push_back(total);
+      }
+    }
+    return y;
+  }
+  static Matrix rounded(std::int64_t rows, std::int64_t cols, const std::vector<double>& values) {
+    Matrix matrix(rows, cols);
+    std::transform(values.begin(), values.end(), matrix.values.begin(),
+                   [](double x) { return static_cast<float>(x); });
+    return matrix;
+  }
+};
+
+constexpr double kScale = 0.7978845608028654, kCubic = 0.044715;  // sqrt(2/pi)
+
+double gelu(double x) {
+  return 0.5 * x * (1.0 + std::tanh(kScale * (x + kCubic * x * x * x)));
+}
+
+double gelu_slope(double x) {
+  const double t = std::tanh(kScale * (x + kCubic * x * x * x));
+  return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kScale * (1.0 + 3.0 * kCubic * x * x);
+}
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+// Widths that are no multiple of 8 are none that the library's epilogues take.
+constexpr Sizes kSizes[] = {{1, 1, 1},      {5, 12, 7},     {64, 64, 64},
+                            {33, 264, 100}, {300, 24, 520}, {40, 520, 192}};
+
+TEST_P(EpilogueTest, ForwardProductEndsInTheGeluAndKeepsItsInput) {
+  Workbench bench = this->bench();
+  for (const auto& [m, n, k] : kSizes) {
+    const double size = 1.0 / std::sqrt(static_cast<double>(k));
+    for (const bool biased : {false, true}) {
+      const Matrix x = random(m, k), w = random(n, k, size), bias = random(1, n);
+      Matmul args{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(m, n)};
+      args.epilogue = Epilogue::kGelu;
+      args.inner = bench.blank(m, n);
+      if (biased) args.bias = bench.put(bias);
+      bench.ops().matmul(bench.stream(), args);
+      std::vector<double> expected = product(x, w, true, biased ? &bias : nullptr);
+      const std::string label = fmt::format("m {} n {} k {} bias {}", m, n, k, biased);
+      EXPECT_TRUE(close(bench.get(args.inner), rounded(m, n, expected), tolerance(), 1.0)) << label;
+      for (double& value : expected) value = gelu(value);
+      EXPECT_TRUE(close(bench.get(args.y), rounded(m, n, expected), tolerance(), 1.0)) << label;
+    }
+  }
+}
+
+TEST_P(EpilogueTest, InputGradientEndsInTheGradientOfTheGelu) {
+  Workbench bench = this->bench();
+  for (const auto& [m, n, k] : kSizes) {
+    const Matrix dy = random(m, k), w = random(k, n, 1.0 / std::sqrt(static_cast<double>(k)));
+    const Matrix inner = random(m, n, 2.0);
+    Matmul args{.a = bench.put(dy), .b = bench.put(w), .y = bench.blank(m, n)};
+    args.epilogue = Epilogue::kGeluGradient;
+    args.inner = bench.put(inner);
+    bench.ops().matmul(bench.stream(), args);
+    std::vector<double> expected = product(dy, w, false, nullptr);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] *= gelu_slope(inner.values[i]);
+    const std::string label = fmt::format("m {} n {} k {}", m, n, k);
+    EXPECT_TRUE(close(bench.get(args.y), rounded(m, n, expected), tolerance(), 1.0)) << label;
+    EXPECT_EQ(bench.get(args.inner).values, inner.values) << label;
+  }
+}
+
+/// Sums may lie at any address, and are added where the product is.
+TEST_P(EpilogueTest, WeightGradientSumsTheColumnsOfTheOutputGradient) {
+  Workbench bench = this->bench();
+  for (const auto& [tokens, out, in] : kSizes) {
+    for (const bool accumulate : {false, true}) {
+      for (const std::int64_t offset : {0, 1}) {
+        const Matrix dy = random(tokens, out), x = random(tokens, in);
+        const Matrix start = random(out, in), sums_start = random(1, out + offset);
+        const Tensor sums = (accumulate ? bench.put_float(sums_start) : bench.blank_float(1, out + offset))
+                                .range(offset, out);
+        Matmul args{.a = bench.put(dy),
+                    .b = bench.put(x),
+                    .transpose_a = true,
+                    .y = accumulate ? bench.put_float(start) : bench.blank_float(out, in),
+                    .accumulate = accumulate};
+        args.sums = sums;
+        bench.ops().matmul(bench.stream(), args);
+        Matrix dw(out, in), db(1, out);
+        for (std::int64_t i = 0; i < out; ++i) {
+          double column = accumulate ? sums_start(0, offset + i) : 0.0;
+          for (std::int64_t t = 0; t < tokens; ++t) column += double{dy(t, i)};
+          db(0, i) = static_cast<float>(column);
+          for (std::int64_t j = 0; j < in; ++j) {
+            double total = accumulate ? start(i, j) : 0.0;
+            for (std::int64_t t = 0; t < tokens; ++t) total += double{dy(t, i)} * double{x(t, j)};
+            dw(i, j) = static_cast<float>(total);
+          }
+        }
+        const std::string label = fmt::format("tokens {} out {} in {} accumulate {} offset {}", tokens, out,
+                                              in, accumulate, offset);
+        const double rms = std::sqrt(static_cast<double>(tokens));
+        EXPECT_TRUE(close(bench.get(args.y), dw, 1e-5, rms)) << label;
+        EXPECT_TRUE(close(bench.get(sums), db, 1e-5, rms)) << label;
+      }
+    }
+  }
+}
+
+/// Another algorithm, chosen by timing, ends in the same epilogue.
+TEST_P(EpilogueTest, TimedProductsEndInTheSameWay) {
+  PlanCache plans;
+  Workbench bench(GetParam(), workload(), &plans);
+  const std::int64_t m = 96, n = 160, k = 256;
+  const Matrix x = random(m, k), w = random(n, k, 1.0 / 16), bias = random(1, n), inner = random(m, n, 2.0);
+  const Matrix dy = random(m, k), back = random(k, n, 1.0 / 16), start = random(1, n);
+  const auto compute = [&] {
+    Matmul forward{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(m, n)};
+    forward.bias = bench.put(bias);
+    forward.epilogue = Epilogue::kGelu;
+    forward.inner = bench.blank(m, n);
+    Matmul gradient{.a = bench.put(dy), .b = bench.put(back), .y = bench.blank(m, n)};
+    gradient.epilogue = Epilogue::kGeluGradient;
+    gradient.inner = bench.put(inner);
+    Matmul weight{.a = bench.put(inner),
+                  .b = bench.put(x),
+                  .transpose_a = true,
+                  .y = bench.put_float(Matrix(n, k)),
+                  .accumulate = true};
+    weight.sums = bench.put_float(start);
+    Results results;
+    for (const Matmul& args : {forward, gradient, weight}) {
+      bench.ops().matmul(bench.stream(), args);
+      results.emplace_back("y", bench.get(args.y));
+      if (args.epilogue == Epilogue::kGelu) results.emplace_back("inner", bench.get(args.inner));
+      if (args.sums) results.emplace_back("sums", bench.get(args.sums));
+    }
+    return results;
+  };
+  const Results first = compute();
+  bench.ops().time_products(bench.stream());
+  const Results timed = compute();
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    const double allowed = tolerance_of(first[i].second.dtype);
+    EXPECT_TRUE(close(timed[i].second, first[i].second, allowed)) << first[i].first << " " << i;
+  }
+}
+
+OCTET_TEST_BACKENDS_AND_TYPES(EpilogueTest);
+
+}  // namespace
+}  // namespace octet::test
