@@ -113,7 +113,9 @@ int run_bench(const World& world, const BenchRequest& request) {
                          {[&] {
                             return device.kind() == DeviceKind::kCpu
                                        ? make_cpu_ops(cpu_threads(world))
-                                       : make_cuda_ops(device, deck.run.deterministic);
+                                       : make_cuda_ops(device,
+                                                       {.deterministic_attention = deck.run.deterministic,
+                                                        .own_products = own_products_of(deck.run.matmul)});
                           },
                           [&](MPI_Comm ranks, const std::string& name) {
                             return make_communicator(ranks, device, choice.shared, name);

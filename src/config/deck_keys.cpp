@@ -169,10 +169,14 @@ std::vector<DeckKey> run_keys() {
       choice(OCTET_KEY(run.pin), {"auto", "none"},
              "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
-      flag(
-          OCTET_KEY(run.fuse_matmul),
-          "fuse GELU and the sums of bias gradients with the matrix products beside them, where they are not "
-          "8-bit; false: separate passes"),
+      choice(
+          OCTET_KEY(run.matmul), {"auto", "cublas", "own"},
+          "GPU: matrix products on Hopper by own kernels where they are faster than cuBLAS (auto), never, or "
+          "wherever there is one"),
+      flag(OCTET_KEY(run.fuse_matmul),
+           "fuse activations and the sums of bias gradients with the matrix products beside them, where they "
+           "are not "
+           "8-bit; false: separate passes"),
       flag(OCTET_KEY(run.tune_matmul),
            "GPU: before the first step, time several ways to compute each matrix product and take the "
            "fastest"),

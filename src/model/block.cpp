@@ -131,7 +131,7 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
                tensor(rows_.mlp_mean, slab), largest(LinearLayer::kUp));
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner,
-                   fuses_gelu() ? activated(slab) : Tensor{});
+                   fuses_gelu() || (fuses_activation() && !again) ? activated(slab) : Tensor{});
   });
 }
 
@@ -143,10 +143,12 @@ ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const Re
   const Tensor inner = tensor(rows_.inner, slab), activation = activated(slab),
                partial = tensor(rows_.partial, 0);
   const Tensor largest = linears_.largest_input(slab, LinearLayer::kDown);
-  if (context_.shape.gated()) {
-    ops.swiglu_forward(stream, inner, activation, largest);
-  } else if (!fuses_gelu()) {
-    ops.gelu_forward(stream, inner, activation, largest);
+  if (!fuses_activation()) {
+    if (context_.shape.gated()) {
+      ops.swiglu_forward(stream, inner, activation, largest);
+    } else {
+      ops.gelu_forward(stream, inner, activation, largest);
+    }
   }
   const Tensor delta =
       context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
@@ -249,23 +251,26 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   TensorAxis& axis = context_.tensor;
   const Tensor inner = tensor(rows_.inner, slab);
   const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated(slab);
-  const bool fused = keeps_activation();
-  const Tensor dinner = fused ? wide_mlp() : inner;
+  const bool gated = context_.shape.gated(), fused = gated ? fuses_activation() : keeps_activation();
+  // Where a GELU's activation was kept, so is its input, whose gradient takes the room for an activation.
+  const Tensor dinner = keeps_activation() ? wide_mlp() : inner;
   const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
     input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole,
-                   measured ? Measured::kByProducer : Measured::kNot, fused ? dinner : activation,
-                   fused ? inner : Tensor{});
+                   measured ? Measured::kByProducer : Measured::kNot,
+                   keeps_activation() ? dinner : activation, fused ? inner : Tensor{});
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
   const Tensor largest = linears_.largest_gradient(slab, LinearLayer::kUp);
-  if (context_.shape.gated()) {
-    ops.swiglu_backward(stream, inner, activation, largest);
-  } else if (!fused) {
-    ops.gelu_backward(stream, inner, activation, largest);
+  if (!fused) {
+    if (gated) {
+      ops.swiglu_backward(stream, inner, activation, largest);
+    } else {
+      ops.gelu_backward(stream, inner, activation, largest);
+    }
   }
   const Gaps gaps =
       fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation); });

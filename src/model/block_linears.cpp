@@ -131,7 +131,7 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
     Matmul args{.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias};
     if (activated) {
       args.y = piece.of(activated);
-      args.epilogue = Epilogue::kGelu;
+      args.epilogue = context_.shape.gated() ? Epilogue::kSwiglu : Epilogue::kGelu;
       args.inner = y;
     }
     context_.ops.matmul(stream, args);
@@ -158,7 +158,7 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
   if (!fp8()) {
     Matmul args{.a = dy, .b = w, .y = dx};
     if (inner) {
-      args.epilogue = Epilogue::kGeluGradient;
+      args.epilogue = context_.shape.gated() ? Epilogue::kSwigluGradient : Epilogue::kGeluGradient;
       args.inner = piece.of(inner);
     }
     context_.ops.matmul(stream, args);

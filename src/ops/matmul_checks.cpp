@@ -9,7 +9,8 @@ void check_matmul(const Matmul& args) {
   const std::int64_t m = args.transpose_a ? args.a.cols : args.a.rows;
   const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
   const std::int64_t n = args.transpose_b ? args.b.rows : args.b.cols;
-  OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k && args.y.rows == m && args.y.cols == n);
+  OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k && args.y.rows == m);
+  OCTET_ASSERT(args.y.cols == (args.epilogue == Epilogue::kSwiglu ? n / 2 : n));
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
   if (is_float8(args.a.dtype)) {
     check_float8(args);
@@ -21,9 +22,11 @@ void check_matmul(const Matmul& args) {
   OCTET_ASSERT(!args.bias || args.bias.dtype == compute);
   if (args.epilogue != Epilogue::kNone) {
     OCTET_ASSERT(args.y.dtype == compute && !args.accumulate && !args.sums);
-    OCTET_ASSERT(args.inner.rows == m && args.inner.cols == n && args.inner.dtype == compute);
+    const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
+    OCTET_ASSERT(args.inner.rows == m && args.inner.cols == (gated ? 2 : 1) * args.y.cols);
+    OCTET_ASSERT(args.inner.dtype == compute);
     OCTET_ASSERT(args.inner.data != args.y.data);
-    OCTET_ASSERT(args.epilogue == Epilogue::kGelu || !args.bias);
+    OCTET_ASSERT(args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu || !args.bias);
   }
   OCTET_ASSERT(!args.sums ||
                (args.transpose_a && args.sums.dtype == DType::kF32 && args.sums.size() == m && !args.bias));

@@ -70,7 +70,9 @@ std::unique_ptr<Ops> make_ops(const World& world, const Deck& deck, Device& devi
                               const EngineWrappers& wrappers) {
   std::unique_ptr<Ops> made = device.kind() == DeviceKind::kCpu
                                   ? make_cpu_ops(cpu_threads(world))
-                                  : make_cuda_ops(device, deck.run.deterministic, plans);
+                                  : make_cuda_ops(device, {.deterministic_attention = deck.run.deterministic,
+                                                           .matmul_plans = plans,
+                                                           .own_products = own_products_of(deck.run.matmul)});
   return wrappers.ops ? wrappers.ops(std::move(made)) : std::move(made);
 }
 

@@ -59,8 +59,8 @@ int ordinal_of(const Device&) {
 
 namespace cuda {
 
-MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, PlanCache* cache)
-    : scratch_(&scratch), workspace_(0), cache_(cache) {}
+MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, const CudaOpsOptions& options)
+    : scratch_(&scratch), workspace_(0), cache_(options.matmul_plans) {}
 
 void MatmulPlans::time_products(cudaStream_t) {}
 

@@ -329,7 +329,7 @@ TEST_F(Bench, CudaPartsAreRight) {
     deck_.precision.compute = compute;
     const DeviceChoice choice = open_device(world_, deck_.run);
     const Outcome outcome = run_on(*choice.device, choice.shared, {},
-                                   {[&] { return make_cuda_ops(*choice.device, false); },
+                                   {[&] { return make_cuda_ops(*choice.device); },
                                     [&](MPI_Comm ranks, const std::string& name) {
                                       return make_communicator(ranks, *choice.device, choice.shared, name);
                                     }});

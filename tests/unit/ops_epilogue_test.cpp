@@ -126,7 +126,7 @@ TEST_P(EpilogueTest, WeightGradientSumsTheColumnsOfTheOutputGradient) {
 /// Another algorithm, chosen by timing, ends in the same epilogue.
 TEST_P(EpilogueTest, TimedProductsEndInTheSameWay) {
   PlanCache plans;
-  Workbench bench(GetParam(), workload(), &plans);
+  Workbench bench(GetParam(), workload(), {.matmul_plans = &plans});
   const std::int64_t m = 96, n = 160, k = 256;
   const Matrix x = random(m, k), w = random(n, k, 1.0 / 16), bias = random(1, n), inner = random(m, n, 2.0);
   const Matrix dy = random(m, k), back = random(k, n, 1.0 / 16), start = random(1, n);

@@ -58,11 +58,12 @@ testing::AssertionResult close(const Matrix& actual, const Matrix& expected, dou
              expected.values.empty() ? 0.0f : expected.values[worst]);
 }
 
-Workbench::Workbench(OpsCase which, const Workload& workload, PlanCache* plans) : compute_(which.compute) {
+Workbench::Workbench(OpsCase which, const Workload& workload, const CudaOpsOptions& options)
+    : compute_(which.compute) {
   const bool cpu = which.device == DeviceKind::kCpu;
   device_ = cpu ? make_cpu_device() : make_cuda_device(0);
   stream_ = device_->make_stream();
-  ops_ = cpu ? make_cpu_ops(2) : make_cuda_ops(*device_, false, plans);
+  ops_ = cpu ? make_cpu_ops(2) : make_cuda_ops(*device_, options);
   Workload own = workload;
   own.compute = compute_;
   ops_->prepare(own);

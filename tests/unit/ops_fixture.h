@@ -63,7 +63,7 @@ testing::AssertionResult close(const Matrix& actual, const Matrix& expected, dou
 /// One backend's device, stream and operators, and the memory of a test's operands.
 class Workbench {
  public:
-  Workbench(OpsCase which, const Workload& workload, PlanCache* plans = nullptr);
+  Workbench(OpsCase which, const Workload& workload, const CudaOpsOptions& options = {});
 
   DType compute() const { return compute_; }
   Ops& ops() { return *ops_; }

@@ -58,7 +58,7 @@ TEST_P(MatmulTest, EveryFormEqualsTheSumOfProducts) {
 
 TEST_P(MatmulTest, TimedPlansComputeTheSameProductsAndAreRememberedBitwise) {
   PlanCache plans;
-  Workbench timing(GetParam(), workload(), &plans);
+  Workbench timing(GetParam(), workload(), {.matmul_plans = &plans});
   const Sizes s{96, 160, 520};
   struct Form {
     Matrix a, b, bias, start;
@@ -98,7 +98,7 @@ TEST_P(MatmulTest, TimedPlansComputeTheSameProductsAndAreRememberedBitwise) {
 
   PlanCache remembered;
   ASSERT_TRUE(remembered.take(chosen));
-  Workbench later(GetParam(), workload(), &remembered);
+  Workbench later(GetParam(), workload(), {.matmul_plans = &remembered});
   const std::vector<Matrix> again = compute(later);
   for (std::size_t i = 0; i < forms.size(); ++i) EXPECT_EQ(again[i].values, timed[i].values);
   later.ops().time_products(later.stream());
@@ -107,7 +107,7 @@ TEST_P(MatmulTest, TimedPlansComputeTheSameProductsAndAreRememberedBitwise) {
 
 TEST_P(MatmulTest, DamagedPlanIsForgotten) {
   PlanCache timed;
-  Workbench bench(GetParam(), workload(), &timed);
+  Workbench bench(GetParam(), workload(), {.matmul_plans = &timed});
   const Matrix a = random(64, 128), b = random(128, 64);
   const auto compute = [&](Workbench& on) {
     const Tensor y = on.blank(64, 64);
@@ -125,7 +125,7 @@ TEST_P(MatmulTest, DamagedPlanIsForgotten) {
   }
   PlanCache damaged;
   ASSERT_TRUE(damaged.take(text));
-  Workbench again(GetParam(), workload(), &damaged);
+  Workbench again(GetParam(), workload(), {.matmul_plans = &damaged});
   EXPECT_TRUE(close(compute(again), expected_product(a, false, b, false, nullptr, nullptr, {64, 64, 128}),
                     tolerance(), std::sqrt(128.0)));
   again.ops().time_products(again.stream());

@@ -79,8 +79,9 @@ class BlockStack {
     int norms;  ///< with split: gradients of norms, kept
   };
 
-  /// The layer up to the MLP's inner projection, and its activation where fuses_gelu(): all that the backward
-  /// pass needs of it. `again`: as this slab had it before.
+  /// The layer up to the MLP's inner projection, and its activation where fuses_activation() and, with
+  /// `again`, the backward pass does not rebuild it: all that the backward pass needs of it. `again`: as this
+  /// slab had it before.
   void run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again);
   Tensor tensor(int row, int slab) const { return row < 0 ? Tensor{} : activations_.tensor(row, slab); }
   Tensor weight(int row) { return row < 0 ? Tensor{} : context_.parameters.parameter(row); }
@@ -95,9 +96,10 @@ class BlockStack {
   Tensor norm_gradient(const Weights& w, int slab, int row);
   /// `dy` itself, or a copy in row `kept` where it is needed later.
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
-  /// Whether the up product ends in the GELU; separate passes otherwise. Apart from what linears allow, with
-  /// split the GELU's gradient has to lie in place of its input.
-  bool fuses_gelu() const { return linears_.fuses() && !context_.shape.gated() && !split_; }
+  /// Whether the up product ends in the activation; separate passes otherwise. Apart from what linears allow,
+  /// with split the gradient has to lie in place of the activation's input, as a SwiGLU's does anyway.
+  bool fuses_activation() const { return linears_.fuses() && (context_.shape.gated() || !split_); }
+  bool fuses_gelu() const { return fuses_activation() && !context_.shape.gated(); }
   /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
   bool keeps_activation() const { return fuses_gelu() && context_.keep_activations; }
   /// Room for the MLP's activation or its gradient while a layer works, [tokens, mlp of this rank].

@@ -27,9 +27,14 @@ struct Scales {
 /// Shape of the scales of a [rows, cols] matrix; data is null.
 Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);
 
-/// What becomes of a product before it is written: nothing; y = gelu(inner) with inner = a·b (+ bias), both
-/// written; or y = (a·b) · gelu'(inner), elementwise, inner being read.
-enum class Epilogue { kNone, kGelu, kGeluGradient };
+/// What becomes of a product p = a·b (+ bias) before it is written.
+enum class Epilogue {
+  kNone,           ///< y = p
+  kGelu,           ///< inner = p, y = gelu(inner)
+  kGeluGradient,   ///< y = p · gelu'(inner), elementwise
+  kSwiglu,         ///< inner = p = [gate, up], y = silu(gate)·up; p is twice as wide as y
+  kSwigluGradient  ///< with p the gradient of silu(gate)·up: inner becomes its gradient, y = silu(gate)·up
+};
 
 /// y = a·b (+ bias) (+ y). With transpose_a, a is stored [k, m]; with transpose_b, b is stored [n, k].
 /// The three products of a linear layer y[t,o] = x[t,i]·w[o,i]ᵀ are
@@ -39,10 +44,11 @@ enum class Epilogue { kNone, kGelu, kGeluGradient };
 /// Of 8-bit operands there is the form with transpose_b alone, which matrix units have: operands of gradients
 /// are stored transposed. Not both are E5M2, all sizes are multiples of 16, and at most one is cut in
 /// squares.
-/// Of others the forward product can end in a GELU and the input gradient in that of a GELU (`epilogue`; then
-/// nothing is accumulated), and the weight gradient can sum dy's columns, the gradient of a bias, on the way
-/// (`sums`). Each is the same as an operator of its own before or after the product, but for rounding: a
-/// GELU's input is not rounded, and neither is the gradient that comes to it.
+/// Of others the forward product can end in an activation and the input gradient in that of an activation
+/// (`epilogue`; then nothing is accumulated), and the weight gradient can sum dy's columns, the gradient of a
+/// bias, on the way
+/// (`sums`). Each is the same as an operator of its own before or after the product, but for rounding: an
+/// activation's input is not rounded, and neither is the gradient that comes to it.
 struct Matmul {
   Tensor a;  ///< compute dtype or 8-bit, [m, k]
   Tensor b;  ///< compute dtype or 8-bit, [k, n]
@@ -53,7 +59,7 @@ struct Matmul {
   Tensor bias = {};                     ///< optional [1, n], compute dtype, added to every row
   Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
   Epilogue epilogue = Epilogue::kNone;
-  Tensor inner = {};  ///< of an epilogue: [m, n], the dtype of y, which is the compute dtype
+  Tensor inner = {};  ///< of an epilogue: [m, n], with SwiGLU [m, 2·columns of y]; all of the compute dtype
   Tensor sums = {};  ///< optional float32 [1, m], with transpose_a: (+)= the column sums of a as it is stored
 };
 
@@ -361,11 +367,23 @@ class Ops {
 
 /// Plain operators on host memory; matrix products by OpenBLAS with `threads` threads.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
-/// cuBLASLt, cuDNN and own kernels. All give the same bits every time but for the attention gradient in
-/// bfloat16, which adds query gradients in varying order unless `deterministic`; that costs
-/// 2·batch·heads·sequence² bytes. With `plans`, which outlives the operators, products are computed as it
-/// says; without it, or where it says nothing, by cuBLASLt's first proposal. Throws Error(kDevice) in a build
-/// without CUDA.
-std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic, PlanCache* plans = nullptr);
+/// Where own kernels for matrix products stand in for cuBLASLt's: wherever there is one, for tests.
+enum class OwnProducts { kNever, kWhereFaster, kAlways };
+
+struct CudaOpsOptions {
+  /// The attention gradient in bfloat16 adds query gradients in the same order every time, which costs
+  /// 2·batch·heads·sequence² bytes. All else gives the same bits every time anyway.
+  bool deterministic_attention = false;
+  /// How cuBLASLt is to compute products, by earlier timing; outlives the operators. Null, or where it says
+  /// nothing: by the library's first proposal.
+  PlanCache* matmul_plans = nullptr;
+  OwnProducts own_products = OwnProducts::kWhereFaster;
+};
+
+/// What run.matmul = auto | cublas | own means.
+OwnProducts own_products_of(const std::string& word);
+
+/// cuBLASLt, cuDNN and own kernels. Throws Error(kDevice) in a build without CUDA.
+std::unique_ptr<Ops> make_cuda_ops(Device& device, const CudaOpsOptions& options = {});
 
 }  // namespace octet

@@ -140,6 +140,19 @@ void CpuOps::matmul(Stream& stream, const Matmul& args) {
   check_matmul(args);
   const std::int64_t m = args.y.rows, n = args.y.cols, k = args.transpose_a ? args.a.rows : args.a.cols;
   if (args.sums) bias_backward(stream, args.a, args.sums, args.accumulate);
+  if (args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient) {
+    Matmul plain = args;
+    plain.epilogue = Epilogue::kNone;
+    plain.inner = {};
+    if (args.epilogue == Epilogue::kSwiglu) plain.y = args.inner;
+    matmul(stream, plain);
+    if (args.epilogue == Epilogue::kSwiglu) {
+      swiglu_forward(stream, args.inner, args.y, {});
+    } else {
+      swiglu_backward(stream, args.inner, args.y, {});
+    }
+    return;
+  }
   if (m == 0 || n == 0) return;
   if (args.a.dtype == DType::kF32) {
     matmul_float(args, m, n, k);

@@ -55,7 +55,7 @@ void check_attention(const AttentionShape& shape, const AttentionOperands& opera
 CudaOps::CudaOps(Device& device, const CudaOpsOptions& options)
     : ordinal_(make_current(device)),
       scratch_(device, attribute(ordinal_, cudaDevAttrMultiProcessorCount)),
-      matmul_(scratch_, device.name(), architecture_of(ordinal_), options.matmul_plans),
+      matmul_(scratch_, device.name(), architecture_of(ordinal_), options),
       attention_(scratch_, options.deterministic_attention) {}
 
 cudaStream_t CudaOps::enter(Stream& stream) const {
@@ -288,9 +288,8 @@ void CudaOps::fill(Stream& stream, Tensor values, float value) {
   cuda::fill(enter(stream), values, value);
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device, bool deterministic, PlanCache* plans) {
-  return std::make_unique<CudaOps>(
-      device, CudaOpsOptions{.matmul_plans = plans, .deterministic_attention = deterministic});
+std::unique_ptr<Ops> make_cuda_ops(Device& device, const CudaOpsOptions& options) {
+  return std::make_unique<CudaOps>(device, options);
 }
 
 }  // namespace octet

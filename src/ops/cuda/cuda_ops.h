@@ -11,15 +11,9 @@
 
 namespace octet {
 
-/// What trades speed for sameness of results from run to run.
-struct CudaOpsOptions {
-  PlanCache* matmul_plans = nullptr;  ///< how to compute products, by earlier timing
-  bool deterministic_attention = false;
-};
-
-/// Operators on one CUDA device: cuBLASLt for products, cuDNN for bfloat16 attention, own kernels for the
-/// rest. All methods but `adamw`, `add`, `cast`, `fill` and `fill_normal` share scratch memory and so belong
-/// on one stream.
+/// Operators on one CUDA device: cuBLASLt and own kernels for products, cuDNN for bfloat16 attention, own
+/// kernels for the rest. All methods but `adamw`, `add`, `cast`, `fill` and `fill_normal` share scratch
+/// memory and so belong on one stream.
 class CudaOps final : public Ops {
  public:
   CudaOps(Device& device, const CudaOpsOptions& options);

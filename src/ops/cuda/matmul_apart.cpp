@@ -9,16 +9,21 @@ void MatmulPlans::run_apart(cudaStream_t stream, const Matmul& args) {
   plain.epilogue = Epilogue::kNone;
   plain.inner = {};
   plain.sums = {};
-  if (args.epilogue == Epilogue::kGelu) {
+  if (args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu) {
     plain.y = args.inner;
     run(stream, plain);
-    gelu_forward(stream, args.inner, args.y, {});
+    if (args.epilogue == Epilogue::kGelu) {
+      gelu_forward(stream, args.inner, args.y, {});
+    } else {
+      swiglu_forward(stream, args.inner, args.y, {});
+    }
     return;
   }
   plain.bias = {};
   run(stream, plain);
   if (args.bias) add_bias(stream, args.bias, args.y);
   if (args.epilogue == Epilogue::kGeluGradient) gelu_gradient(stream, args.inner, args.y);
+  if (args.epilogue == Epilogue::kSwigluGradient) swiglu_backward(stream, args.inner, args.y, {});
   if (args.sums) bias_backward(stream, args.a, args.sums, args.accumulate, *scratch_);
 }
 

@@ -115,7 +115,8 @@ cublasLtEpilogue_t epilogue_of(const Matmul& args) {
   const bool adds_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
   if (args.sums) return args.y.dtype == DType::kF32 ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kNone) return adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (args.y.cols % 8 != 0 || alignment_of(args.inner.data) < 16) return CUBLASLT_EPILOGUE_DEFAULT;
+  const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
+  if (gated || args.y.cols % 8 != 0 || alignment_of(args.inner.data) < 16) return CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kGeluGradient) return CUBLASLT_EPILOGUE_DGELU;
   if (!args.bias) return CUBLASLT_EPILOGUE_GELU_AUX;
   return adds_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
@@ -144,14 +145,19 @@ void describe_float8(cublasLtMatmulDesc_t operation, const Matmul& args) {
 
 }  // namespace
 
-MatmulPlans::MatmulPlans(Scratch& scratch, const std::string& device, int architecture, PlanCache* cache)
+MatmulPlans::MatmulPlans(Scratch& scratch, const std::string& device, int architecture,
+                         const CudaOpsOptions& options)
     : scratch_(&scratch),
       workspace_((architecture >= 90 ? 64 : 32) << 20),
-      cache_(cache),
+      cache_(options.matmul_plans),
       context_(fmt::format("{}, sm_{}, cublasLt {}", device, architecture, cublasLtGetVersion())) {
   cublasLtHandle_t handle = nullptr;
   check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
   handle_.reset(handle);
+  if (options.own_products != OwnProducts::kNever && architecture == 90) {
+    own_ = std::make_unique<hopper::Products>();
+    always_own_ = options.own_products == OwnProducts::kAlways;
+  }
 }
 
 MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, cublasLtEpilogue_t epilogue) {
@@ -324,8 +330,17 @@ cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const 
                         stream);
 }
 
+// Measured on an H200 under lasting load (docs/performance-log.md): of plain products the own kernel is the
+// faster one where hardly any of its time is lost at edges; an activation that needs no pass of its own is
+// worth more than that.
+bool MatmulPlans::prefers_own(const Matmul& args) const {
+  if (!own_ || !own_->takes(args)) return false;
+  return always_own_ || own_->efficiency(args) >= (args.epilogue == Epilogue::kNone ? 0.98 : 0.85);
+}
+
 void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   if (args.y.size() == 0) return;
+  if (prefers_own(args)) return own_->run(stream, args);
   const cublasLtEpilogue_t epilogue = epilogue_of(args);
   if (epilogue == CUBLASLT_EPILOGUE_DEFAULT && !is_plain(args)) return run_apart(stream, args);
   const Key key = key_of(args, epilogue);

@@ -4,23 +4,25 @@
 
 #include <compare>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "../hopper/matmul.h"
 #include "handle.h"
 #include "octet/ops/ops.h"
 #include "scratch.h"
 
 namespace octet::cuda {
 
-/// Matrix products by cuBLASLt. An algorithm is chosen at the first use of a shape and kept: what the cache
-/// says, where there is one and it knows the product on this device, or the library's first proposal. Biases,
-/// GELUs and column sums are the library's epilogues; where it has no algorithm with one, kernels before or
-/// after the product.
+/// Matrix products: by hopper::Products where those are faster, else by cuBLASLt, of which an algorithm is
+/// chosen at the first use of a shape and kept: what the cache says, where there is one and it knows the
+/// product on this device, or the library's first proposal. Biases, GELUs and column sums are the library's
+/// epilogues; where it has no algorithm with one, kernels before or after the product.
 class MatmulPlans {
  public:
-  /// `device`: its name, part of what the cache's choices hold for. `cache` may be null.
-  MatmulPlans(Scratch& scratch, const std::string& device, int architecture, PlanCache* cache);
+  /// `device`: its name, part of what the cache's choices hold for.
+  MatmulPlans(Scratch& scratch, const std::string& device, int architecture, const CudaOpsOptions& options);
 
   /// Bytes of scratch in use, with sums of up to `widest` columns.
   std::int64_t workspace_bytes(std::int64_t widest) const {
@@ -53,6 +55,8 @@ class MatmulPlans {
     Matmul first_use;
   };
 
+  /// Whether the own kernel is the faster one.
+  bool prefers_own(const Matmul& args) const;
   static Key key_of(const Matmul& args, cublasLtEpilogue_t epilogue);
   Plan make_plan(const Key& key, const Matmul& args) const;
   /// Addresses that are part of the description of an operation, not arguments of its launch.
@@ -77,6 +81,8 @@ class MatmulPlans {
   PlanCache* cache_;
   std::string context_;  ///< device and library, as the cache's keys begin
   Handle<cublasLtHandle_t, cublasLtDestroy> handle_;
+  std::unique_ptr<hopper::Products> own_;  ///< null: not wanted, or another kind of GPU
+  bool always_own_ = false;
   std::map<Key, Plan> plans_;
 };
 

@@ -27,7 +27,7 @@ std::unique_ptr<Device> make_cuda_device(int) {
   no_cuda("no CUDA device");
 }
 
-std::unique_ptr<Ops> make_cuda_ops(Device&, bool, PlanCache*) {
+std::unique_ptr<Ops> make_cuda_ops(Device&, const CudaOpsOptions&) {
   no_cuda("no CUDA operators");
 }
 

@@ -1,0 +1,193 @@
+#include "matmul.h"
+
+#include <algorithm>
+#include <array>
+
+#include "../../runtime/cuda/cuda_check.h"
+#include "matmul_kernel.cuh"
+#include "octet/base/error.h"
+
+namespace octet::hopper {
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// The driver's function, which the runtime library finds without linking to libcuda.
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  OCTET_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                              &found));
+  if (function == nullptr || found != cudaDriverEntryPointSuccess) {
+    fail(ErrorKind::kDevice, "the CUDA driver has no cuTensorMapEncodeTiled, which comes with CUDA 12.0");
+  }
+  return reinterpret_cast<Encode>(function);
+}
+
+// Sizes from the innermost on; bytes from one index to the next of all but the innermost; a box is 128 bytes
+// wide.
+template <std::size_t kRank>
+CUtensorMap encode(const Tensor& tensor, const std::array<cuuint64_t, kRank>& sizes,
+                   const std::array<cuuint64_t, kRank - 1>& strides,
+                   const std::array<cuuint32_t, kRank>& box) {
+  static const Encode function = find_encode();
+  CUtensorMap map{};
+  std::array<cuuint32_t, kRank> steps{};
+  steps.fill(1);
+  const auto type =
+      tensor.dtype == DType::kF32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult result = function(&map, type, kRank, tensor.data, sizes.data(), strides.data(), box.data(),
+                                   steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(ErrorKind::kDevice, "cuTensorMapEncodeTiled: error {} for a matrix [{}, {}]",
+         static_cast<int>(result), tensor.rows, tensor.cols);
+  }
+  return map;
+}
+
+// Boxes of 128 rows along m or n and 64 k. Where k is the row of the matrix, 64 elements along m or n at a
+// time, as one more index.
+CUtensorMap operand_map(const Tensor& tensor, bool turned) {
+  const auto rows = static_cast<cuuint64_t>(tensor.rows), cols = static_cast<cuuint64_t>(tensor.cols);
+  if (turned) return encode<3>(tensor, {64, rows, cols / 64}, {cols * 2, 128}, {64, kDepth, 2});
+  return encode<2>(tensor, {cols, rows}, {cols * 2}, {kDepth, 128});
+}
+
+// Boxes of 64 rows of 128 bytes.
+CUtensorMap result_map(const Tensor& tensor) {
+  const auto size = static_cast<cuuint64_t>(size_of(tensor.dtype));
+  const auto rows = static_cast<cuuint64_t>(tensor.rows), cols = static_cast<cuuint64_t>(tensor.cols);
+  return encode<2>(tensor, {cols, rows}, {cols * size}, {static_cast<cuuint32_t>(128 / size), 64});
+}
+
+bool copyable(const Tensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
+         tensor.cols * size_of(tensor.dtype) % 16 == 0 && tensor.size() > 0;
+}
+
+constexpr std::int64_t kColsOfSwiglu = kCols / 2;  // of y, a tile
+
+std::int64_t col_tiles(const Matmul& args) {
+  const std::int64_t cols = args.epilogue == Epilogue::kSwiglu ? kColsOfSwiglu : kCols;
+  return (args.y.cols + cols - 1) / cols;
+}
+
+std::int64_t row_tiles(const Matmul& args) {
+  return (args.y.rows + 2 * kRows - 1) / (2 * kRows);
+}
+
+template <bool kTurnA, bool kTurnB, Ending kEnding>
+void launch(cudaStream_t stream, const Product& product, int clusters) {
+  const auto kernel = product_kernel<kTurnA, kTurnB, kEnding>;
+  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  const int grid = 2 * std::min(clusters, product.row_tiles * product.col_tiles);
+  kernel<<<static_cast<unsigned>(grid), kThreads, kSharedBytes, stream>>>(product);
+  OCTET_CUDA_LAUNCH("product_kernel");
+}
+
+}  // namespace
+
+Products::Products() {
+  int device = 0, major = 0, minor = 0, multiprocessors = 0;
+  OCTET_CUDA(cudaGetDevice(&device));
+  OCTET_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  OCTET_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  OCTET_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  if (major != 9 || minor != 0) return;
+  const auto kernel = product_kernel<false, false, Ending::kBfloat16>;
+  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(multiprocessors / 2 * 2));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  OCTET_CUDA(cudaOccupancyMaxActiveClusters(&clusters_, kernel, &config));
+}
+
+bool Products::takes(const Matmul& args) const {
+  const bool forward = !args.transpose_a && args.transpose_b;
+  const bool input_gradient = !args.transpose_a && !args.transpose_b;
+  const bool weight_gradient = args.transpose_a && !args.transpose_b;
+  if (clusters_ == 0 || args.a.dtype != DType::kBF16 || args.b.dtype != DType::kBF16) return false;
+  if (!copyable(args.a) || !copyable(args.b) || !copyable(args.y)) return false;
+  if ((args.transpose_a && args.a.cols % 64 != 0) || (!args.transpose_b && args.b.cols % 64 != 0))
+    return false;
+  if (args.inner && !copyable(args.inner)) return false;
+  if (args.bias &&
+      (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 4 != 0))
+    return false;
+  if (args.sums) return false;
+  if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias;
+  if (args.y.dtype != DType::kBF16 || args.accumulate) return false;
+  switch (args.epilogue) {
+    case Epilogue::kNone:
+      return forward || (input_gradient && !args.bias);
+    case Epilogue::kGelu:
+      return forward;
+    case Epilogue::kSwiglu:
+      return forward && !args.bias && args.y.cols % kColsOfSwiglu == 0;
+    case Epilogue::kGeluGradient:
+    case Epilogue::kSwigluGradient:
+      break;
+  }
+  return input_gradient && !args.bias;
+}
+
+double Products::efficiency(const Matmul& args) const {
+  const std::int64_t tiles = row_tiles(args) * col_tiles(args);
+  const std::int64_t rounds = (tiles + clusters_ - 1) / clusters_;
+  const std::int64_t width = args.epilogue == Epilogue::kSwiglu ? kColsOfSwiglu : kCols;
+  return static_cast<double>(args.y.size()) / static_cast<double>(rounds * clusters_ * 2 * kRows * width);
+}
+
+void Products::run(cudaStream_t stream, const Matmul& args) const {
+  const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
+  Product product{};
+  product.a = operand_map(args.a, args.transpose_a);
+  product.b = operand_map(args.b, !args.transpose_b);
+  product.y = result_map(args.y);
+  product.inner = args.inner ? result_map(args.inner) : product.y;
+  product.bias = static_cast<const __nv_bfloat16*>(args.bias.data);
+  product.values = static_cast<const __nv_bfloat16*>(args.inner.data);
+  product.rows = static_cast<int>(args.y.rows);
+  product.cols = static_cast<int>(args.y.cols);
+  product.row_tiles = static_cast<int>(row_tiles(args));
+  product.col_tiles = static_cast<int>(col_tiles(args));
+  product.steps = static_cast<int>((k + kDepth - 1) / kDepth);
+  if (args.transpose_a) {
+    if (args.accumulate) {
+      launch<true, true, Ending::kAdd>(stream, product, clusters_);
+    } else {
+      launch<true, true, Ending::kFloat32>(stream, product, clusters_);
+    }
+    return;
+  }
+  switch (args.epilogue) {
+    case Epilogue::kNone:
+      if (args.transpose_b) {
+        launch<false, false, Ending::kBfloat16>(stream, product, clusters_);
+      } else {
+        launch<false, true, Ending::kBfloat16>(stream, product, clusters_);
+      }
+      break;
+    case Epilogue::kGelu:
+      launch<false, false, Ending::kGelu>(stream, product, clusters_);
+      break;
+    case Epilogue::kGeluGradient:
+      launch<false, true, Ending::kGeluGradient>(stream, product, clusters_);
+      break;
+    case Epilogue::kSwiglu:
+      launch<false, false, Ending::kSwiglu>(stream, product, clusters_);
+      break;
+    case Epilogue::kSwigluGradient:
+      launch<false, true, Ending::kSwigluGradient>(stream, product, clusters_);
+      break;
+  }
+}
+
+}  // namespace octet::hopper

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "octet/ops/ops.h"
+
+namespace octet::hopper {
+
+/// Matrix products by own kernels for GPUs of compute capability 9.0: bfloat16 operands, float32 sums,
+/// results in bfloat16 or, of weight gradients, float32. For large products they are faster than cuBLASLt's
+/// under a power limit, and their epilogues cost little, since one warpgroup's runs beside the other's
+/// products. Every sum is one accumulator's, in order of k, and the same in every run.
+class Products {
+ public:
+  /// Of the current device. On GPUs of another kind takes() is always false.
+  Products();
+
+  /// Whether there is a kernel for this product: sizes and addresses that the copy engine takes (rows of 16
+  /// bytes; 64 elements where k is not the innermost index), and an epilogue that its form has.
+  bool takes(const Matmul& args) const;
+  /// Of the time that the GPU takes for this product, the part that is spent on elements of y: the last tiles
+  /// may reach over its edges, and the last round of tiles may be short.
+  double efficiency(const Matmul& args) const;
+  /// Takes args of takes() alone.
+  void run(cudaStream_t stream, const Matmul& args) const;
+
+ private:
+  int clusters_ = 0;  ///< of two blocks, that run at once
+};
+
+}  // namespace octet::hopper

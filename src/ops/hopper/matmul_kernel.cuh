@@ -1,0 +1,376 @@
+#pragma once
+
+#include <type_traits>
+
+#include "instructions.cuh"
+
+/// Matrix products of bfloat16 with float32 sums: a persistent grid of clusters of two blocks, each block a
+/// tile of 128 x 256. A warpgroup of each block loads, the tiles of b for both blocks at once; two compute 64
+/// rows each (warp specialisation as in CUTLASS's cooperative kernels, Thakkar et al. 2023). What the sums
+/// become is written by the copy engine while the next tile's operands already arrive.
+namespace octet::hopper {
+
+constexpr int kRows = 128, kCols = 256, kDepth = 64;  ///< of a block's tile, and of a step along k
+constexpr int kStages = 4;
+constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kCols * kDepth * 2, kStageBytes = kBytesA + kBytesB;
+constexpr int kPartBytes = 64 * 128;  ///< of a result on its way: 64 rows of 128 bytes
+constexpr int kPartsBytes = 2 * kPartBytes;
+constexpr int kGroup = 128;  ///< threads of a warpgroup
+constexpr int kThreads = 3 * kGroup;
+/// With room to align to the 1024 bytes of a swizzle.
+constexpr int kSharedBytes = kStages * kStageBytes + 2 * kPartsBytes + 2 * kStages * 8 + 1024;
+
+/// What becomes of the sums s.
+enum class Ending {
+  kBfloat16,       ///< y = s + bias
+  kFloat32,        ///< y = s
+  kAdd,            ///< y += s, float32
+  kGelu,           ///< inner = s + bias, y = gelu(inner)
+  kGeluGradient,   ///< y = s · gelu'(inner)
+  kSwiglu,         ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
+  kSwigluGradient  ///< inner = [gate, up] becomes its gradient where that of silu(gate)·up, which goes to y,
+                   ///< is s
+};
+
+struct Product {
+  CUtensorMap a, b, y, inner;
+  const __nv_bfloat16* bias;    ///< null: none
+  const __nv_bfloat16* values;  ///< inner, where it is read
+  int rows, cols;               ///< of y
+  int row_tiles, col_tiles;     ///< of 256 rows, and of 256 columns of s
+  int steps;                    ///< along k
+};
+
+/// Rows of tiles that are walked together, so that what they read of b is still in the cache.
+constexpr int kRowsTogether = 8;
+
+struct Tile {
+  int row, col;
+};
+
+__device__ inline Tile tile_of(const Product& product, int number) {
+  const int a_band = kRowsTogether * product.col_tiles, band = number / a_band, first = band * kRowsTogether;
+  const int rows = min(kRowsTogether, product.row_tiles - first), within = number - band * a_band;
+  return {first + within % rows, within / rows};
+}
+
+__device__ inline std::uint32_t packed(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+
+__device__ inline float2 unpacked(std::uint32_t word) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
+}
+
+__device__ inline float logistic(float x) {
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
+constexpr float kGeluCubic = 0.044715f;
+
+// (1 + tanh(u))/2 = logistic(2u)
+__device__ inline float gelu(float v) {
+  return v * logistic(2.0f * kGeluScale * (v + kGeluCubic * v * v * v));
+}
+
+__device__ inline float gelu_derivative(float v) {
+  const float s = logistic(2.0f * kGeluScale * (v + kGeluCubic * v * v * v));
+  return s + v * s * (1.0f - s) * 2.0f * kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
+}
+
+/// How a computing warpgroup hands on its 64 rows: parts of 128 bytes a row, in two places by turns.
+class Parts {
+ public:
+  __device__ Parts(std::uint32_t places, int barrier, int thread, int first_row)
+      : places_(places), barrier_(barrier), thread_(thread), first_row_(first_row) {}
+
+  /// 64 columns from x on of a bfloat16 matrix: words(j, h) are columns 8·j + 2·(lane % 4) and the one after
+  /// it, of row 8·h + lane / 4 of the warp's 16.
+  template <typename Words>
+  __device__ void write(const CUtensorMap& map, int x, Words words) {
+    const std::uint32_t place = begin();
+    const int row = thread_ / 32 * 16 + thread_ % 16, chunk = thread_ % 32 / 16;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const std::uint32_t four[4] = {words(j, 0), words(j, 1), words(j + 1, 0), words(j + 1, 1)};
+      store_matrices(place + row * 128 + (((j + chunk) ^ (row & 7)) << 4), four);
+    }
+    end();
+    if (thread_ == 0) store(map, place, x, first_row_);
+  }
+
+  /// 32 columns from x on of a float32 matrix, written or added: value(j, h, i).
+  template <bool kAdd, typename Value>
+  __device__ void write_floats(const CUtensorMap& map, int x, Value value) {
+    const std::uint32_t place = begin();
+    const int lane = thread_ % 32;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = thread_ / 32 * 16 + h * 8 + lane / 4, chunk = 2 * j + lane % 4 / 2;
+        store_floats(place + row * 128 + ((chunk ^ (row & 7)) << 4) + lane % 2 * 8, value(j, h, 0),
+                     value(j, h, 1));
+      }
+    }
+    end();
+    if (thread_ != 0) return;
+    if constexpr (kAdd) {
+      add(map, place, x, first_row_);
+    } else {
+      store(map, place, x, first_row_);
+    }
+  }
+
+  __device__ void move_to(int first_row) {
+    first_row_ = first_row;
+  }
+
+ private:
+  __device__ std::uint32_t begin() {
+    if (thread_ == 0) wait_for_reads<1>();
+    named_barrier(barrier_, kGroup);
+    turn_ ^= 1;
+    return places_ + turn_ * kPartBytes;
+  }
+  __device__ void end() {
+    stores_before_copies();
+    named_barrier(barrier_, kGroup);
+  }
+
+  std::uint32_t places_;
+  int barrier_, thread_, first_row_, turn_ = 0;
+};
+
+/// Pairs of 64 columns of a matrix, in the places of words(j, h) above; zeros beyond the matrix.
+struct Pairs {
+  std::uint32_t words[8][2];
+
+  /// `at`: element (row, col) of the matrix.
+  __device__ void read(const __nv_bfloat16* at, std::int64_t stride, int row, int rows, int col, int cols) {
+    const __nv_bfloat16* const rows_at[2] = {at, at + 8 * stride};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const bool inside = row + 8 * h < rows && col + 8 * j < cols;
+        words[j][h] = inside ? *reinterpret_cast<const std::uint32_t*>(rows_at[h] + 8 * j) : 0;
+      }
+    }
+  }
+};
+
+/// Writes what becomes of the sums of a warpgroup.
+template <Ending kEnding>
+__device__ inline void finish(const Product& product, Parts& parts, float (&d)[128], int row, int col,
+                              int thread) {
+  const int lane = thread % 32, pair = lane % 4 * 2;
+  const int lane_row = row + thread / 32 * 16 + lane / 4;
+  const auto bias = [&](int j) {
+    const int at = col + 8 * j + pair;
+    return product.bias == nullptr || at >= product.cols
+               ? float2{}
+               : unpacked(*reinterpret_cast<const std::uint32_t*>(product.bias + at));
+  };
+  if constexpr (kEnding == Ending::kBfloat16 || kEnding == Ending::kGelu) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int x = col + part * 64;
+      if (product.bias != nullptr) {
+#pragma unroll
+        for (int j = part * 8; j < part * 8 + 8; ++j) {
+          const float2 two = bias(j);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            d[4 * j + 2 * h] += two.x;
+            d[4 * j + 2 * h + 1] += two.y;
+          }
+        }
+      }
+      const auto sums = [&](int j, int h) { return &d[(part * 8 + j) * 4 + 2 * h]; };
+      const auto plain = [&](int j, int h) { return packed(sums(j, h)[0], sums(j, h)[1]); };
+      if constexpr (kEnding == Ending::kGelu) {
+        parts.write(product.inner, x, plain);
+        parts.write(product.y, x,
+                    [&](int j, int h) { return packed(gelu(sums(j, h)[0]), gelu(sums(j, h)[1])); });
+      } else {
+        parts.write(product.y, x, plain);
+      }
+    }
+  } else if constexpr (kEnding == Ending::kFloat32 || kEnding == Ending::kAdd) {
+#pragma unroll
+    for (int part = 0; part < 8; ++part) {
+      parts.template write_floats<kEnding == Ending::kAdd>(
+          product.y, col + part * 32, [&](int j, int h, int i) { return d[(part * 4 + j) * 4 + 2 * h + i]; });
+    }
+  } else if constexpr (kEnding == Ending::kGeluGradient) {
+    Pairs inner;
+    const __nv_bfloat16* const values = product.values + std::int64_t{lane_row} * product.cols + col + pair;
+    inner.read(values, product.cols, lane_row, product.rows, col + pair, product.cols);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int x = col + part * 64;
+      const auto at = [&](int j, int h, int i) -> float& { return d[(part * 8 + j) * 4 + 2 * h + i]; };
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 v = unpacked(inner.words[j][h]);
+          at(j, h, 0) *= gelu_derivative(v.x);
+          at(j, h, 1) *= gelu_derivative(v.y);
+        }
+      }
+      if (part < 3) {
+        inner.read(values + (part + 1) * 64, product.cols, lane_row, product.rows, x + 64 + pair,
+                   product.cols);
+      }
+      parts.write(product.y, x, [&](int j, int h) { return packed(at(j, h, 0), at(j, h, 1)); });
+    }
+  } else if constexpr (kEnding == Ending::kSwiglu) {
+    // Tiles have 128 gates and the 128 ups that belong to them.
+    const int first = col / 2;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const int x = first + part * 64;
+      const auto gate = [&](int j, int h) { return &d[(part * 8 + j) * 4 + 2 * h]; };
+      const auto up = [&](int j, int h) { return &d[(16 + part * 8 + j) * 4 + 2 * h]; };
+      parts.write(product.inner, x, [&](int j, int h) { return packed(gate(j, h)[0], gate(j, h)[1]); });
+      parts.write(product.inner, product.cols + x,
+                  [&](int j, int h) { return packed(up(j, h)[0], up(j, h)[1]); });
+      parts.write(product.y, x, [&](int j, int h) {
+        const float *g = gate(j, h), *u = up(j, h);
+        return packed(g[0] * logistic(g[0]) * u[0], g[1] * logistic(g[1]) * u[1]);
+      });
+    }
+  } else {
+    static_assert(kEnding == Ending::kSwigluGradient);
+    const std::int64_t stride = 2 * std::int64_t{product.cols};
+    Pairs gate, up;
+    const __nv_bfloat16* const values = product.values + lane_row * stride + col + pair;
+    const auto read = [&](int x) {
+      const __nv_bfloat16* const at = values + (x - col);
+      gate.read(at, stride, lane_row, product.rows, x + pair, product.cols);
+      up.read(at + product.cols, stride, lane_row, product.rows, x + pair, product.cols);
+    };
+    read(col);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int x = col + part * 64;
+      if (x >= product.cols) break;  // where the ups begin
+      std::uint32_t dgate[8][2], dup[8][2], y[8][2];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 g = unpacked(gate.words[j][h]), u = unpacked(up.words[j][h]);
+          const float* const s = &d[(part * 8 + j) * 4 + 2 * h];
+          const float s0 = logistic(g.x), s1 = logistic(g.y), silu0 = g.x * s0, silu1 = g.y * s1;
+          dgate[j][h] =
+              packed(s[0] * u.x * (s0 + silu0 * (1.0f - s0)), s[1] * u.y * (s1 + silu1 * (1.0f - s1)));
+          dup[j][h] = packed(s[0] * silu0, s[1] * silu1);
+          y[j][h] = packed(silu0 * u.x, silu1 * u.y);
+        }
+      }
+      if (part < 3) read(x + 64);
+      parts.write(product.inner, x, [&](int j, int h) { return dgate[j][h]; });
+      parts.write(product.inner, product.cols + x, [&](int j, int h) { return dup[j][h]; });
+      parts.write(product.y, x, [&](int j, int h) { return y[j][h]; });
+    }
+  }
+}
+
+/// kTurnA: a is stored [k, m] instead of [m, k]; kTurnB: b is stored [k, n] instead of [n, k].
+template <bool kTurnA, bool kTurnB, Ending kEnding>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    product_kernel(const __grid_constant__ Product product) {
+  extern __shared__ unsigned char memory[];
+  const std::uint32_t stages = (shared_address(memory) + 1023) & ~1023u;
+  const std::uint32_t parts_at = stages + kStages * kStageBytes, barriers = parts_at + 2 * kPartsBytes;
+  const auto full = [&](int stage) { return barriers + 8 * stage; };
+  const auto empty = [&](int stage) { return barriers + 8 * (kStages + stage); };
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroup, 0);
+  const int rank = static_cast<int>(rank_in_cluster());
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(full(stage), 1);
+      barrier_init(empty(stage), 4);  // the computing warpgroups of both blocks
+    }
+    barriers_ready();
+  }
+  cluster_synchronize();
+  const int tiles = product.row_tiles * product.col_tiles;
+  const int clusters = static_cast<int>(gridDim.x) / 2, cluster = static_cast<int>(blockIdx.x) / 2;
+  int stage = 0, parity = 0;
+  const auto next_stage = [&] {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  };
+
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    for (int number = threadIdx.x == 0 ? cluster : tiles; number < tiles; number += clusters) {
+      const Tile tile = tile_of(product, number);
+      const int row = tile.row * 2 * kRows + rank * kRows;
+      // Half of the tile of b from each block; with SwiGLU one half is of gates and one of ups.
+      const int col = kEnding == Ending::kSwiglu ? tile.col * (kCols / 2) + rank * product.cols
+                                                 : tile.col * kCols + rank * (kCols / 2);
+      for (int step = 0; step < product.steps; ++step) {
+        wait(empty(stage), parity ^ 1);
+        arrive_expecting(full(stage), kStageBytes);
+        const int k = step * kDepth;
+        const std::uint32_t a = stages + stage * kStageBytes, b = a + kBytesA + rank * (kBytesB / 2);
+        if constexpr (kTurnA) {
+          load(a, product.a, full(stage), 0, k, row / 64);
+        } else {
+          load(a, product.a, full(stage), k, row);
+        }
+        if constexpr (kTurnB) {
+          load_for_both(b, product.b, full(stage), 0, k, col / 64);
+        } else {
+          load_for_both(b, product.b, full(stage), k, col);
+        }
+        next_stage();
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int half = group - 1, thread = static_cast<int>(threadIdx.x) % kGroup;
+    // Bytes from one 16 of k to the next, in the descriptor's units of 16.
+    constexpr int kStepA = (kTurnA ? 2048 : 32) / 16, kStepB = (kTurnB ? 2048 : 32) / 16;
+    Parts parts(parts_at + half * kPartsBytes, group, thread, 0);
+    float d[128];
+    for (int number = cluster; number < tiles; number += clusters) {
+      const Tile tile = tile_of(product, number);
+      int used = -1;  // the stage before
+      const auto release = [&] {
+        if (used >= 0 && thread < 2) arrive_in_cluster(empty(used), thread);
+      };
+      for (int step = 0; step < product.steps; ++step) {
+        wait(full(stage), parity);
+        const std::uint64_t a = operand_at(stages + stage * kStageBytes + half * 8192);
+        const std::uint64_t b = operand_at(stages + stage * kStageBytes + kBytesA);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < kDepth / 16; ++i) {
+          warpgroup_product<kTurnA, kTurnB>(d, a + i * kStepA, b + i * kStepB, step > 0 || i > 0);
+        }
+        products_commit();
+        products_wait<1>();
+        release();
+        used = stage;
+        next_stage();
+      }
+      products_wait<0>();
+      release();
+      const int row = tile.row * 2 * kRows + rank * kRows + half * 64;
+      parts.move_to(row);
+      finish<kEnding>(product, parts, d, row, tile.col * kCols, thread);
+    }
+    if (thread == 0) wait_for_stores();
+  }
+  // No block may leave while the other one's loads and arrivals can reach it.
+  cluster_synchronize();
+}
+
+}  // namespace octet::hopper

@@ -1,0 +1,141 @@
+// hopper::Products, the own kernels for matrix products, in every form and with every epilogue, against the
+// CPU operators.
+#include "ops_fixture.h"
+
+namespace octet::test {
+namespace {
+
+class OwnProductsTest : public OpsTest {
+ protected:
+  struct Sizes {
+    std::int64_t m, n, k;
+  };
+  /// Tiles are 256 x 256 by 64: within one, at its edges, several of them, and more than run at once.
+  static constexpr Sizes kSizes[] = {{256, 256, 64},   {8, 64, 72},   {300, 192, 200},
+                                     {520, 448, 1000}, {1, 320, 128}, {2304, 4736, 136}};
+
+  /// Runs the same on own kernels and on the CPU.
+  void expect_like_cpu(const std::string& label, const std::function<Results(Workbench&)>& run) {
+    Workbench own(GetParam(), workload(), {.own_products = OwnProducts::kAlways});
+    Workbench reference({DeviceKind::kCpu, DType::kF32}, workload());
+    const Results found = run(own), expected = run(reference);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double allowed = tolerance_of(found[i].second.dtype);
+      EXPECT_TRUE(close(found[i].second, expected[i].second, allowed)) << label << ": " << expected[i].first;
+    }
+  }
+
+  template <typename Body>
+  void for_sizes(Body body) {
+    for (const Sizes& sizes : kSizes) {
+      body(sizes, fmt::format("m {} n {} k {}", sizes.m, sizes.n, sizes.k));
+    }
+  }
+};
+
+TEST_P(OwnProductsTest, ForwardWithAndWithoutBias) {
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const Matrix x = random(s.m, s.k), w = random(s.n, s.k, 0.1), bias = random(1, s.n);
+    expect_like_cpu(label, [&](Workbench& bench) {
+      Results results;
+      for (const bool biased : {false, true}) {
+        Matmul args{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(s.m, s.n)};
+        if (biased) args.bias = bench.put(bias);
+        bench.ops().matmul(bench.stream(), args);
+        results.emplace_back(biased ? "with bias" : "plain", bench.get(args.y));
+      }
+      return results;
+    });
+  });
+}
+
+TEST_P(OwnProductsTest, InputGradient) {
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const Matrix dy = random(s.m, s.k), w = random(s.k, s.n, 0.1);
+    expect_like_cpu(label, [&](Workbench& bench) {
+      const Matmul args{.a = bench.put(dy), .b = bench.put(w), .y = bench.blank(s.m, s.n)};
+      bench.ops().matmul(bench.stream(), args);
+      return Results{{"dx", bench.get(args.y)}};
+    });
+  });
+}
+
+TEST_P(OwnProductsTest, WeightGradientWrittenAndAdded) {
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const std::int64_t out = (s.m + 63) / 64 * 64;
+    const Matrix dy = random(s.k, out), x = random(s.k, s.n), before = random(out, s.n);
+    expect_like_cpu(label, [&](Workbench& bench) {
+      Results results;
+      for (const bool accumulate : {false, true}) {
+        const Tensor y = accumulate ? bench.put_float(before) : bench.blank_float(out, s.n);
+        const Matmul args{
+            .a = bench.put(dy), .b = bench.put(x), .transpose_a = true, .y = y, .accumulate = accumulate};
+        bench.ops().matmul(bench.stream(), args);
+        results.emplace_back(accumulate ? "added" : "written", bench.get(y));
+      }
+      return results;
+    });
+  });
+}
+
+TEST_P(OwnProductsTest, EpiloguesOfGelu) {
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const Matrix x = random(s.m, s.k), w = random(s.n, s.k, 0.1), bias = random(1, s.n);
+    const Matrix back = random(s.k, s.n, 0.1), before = random(s.m, s.n, 2.0);
+    expect_like_cpu(label, [&](Workbench& bench) {
+      Matmul forward{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(s.m, s.n)};
+      forward.bias = bench.put(bias);
+      forward.epilogue = Epilogue::kGelu;
+      forward.inner = bench.blank(s.m, s.n);
+      bench.ops().matmul(bench.stream(), forward);
+      Matmul gradient{.a = bench.put(x), .b = bench.put(back), .y = bench.blank(s.m, s.n)};
+      gradient.epilogue = Epilogue::kGeluGradient;
+      gradient.inner = bench.put(before);
+      bench.ops().matmul(bench.stream(), gradient);
+      return Results{{"inner", bench.get(forward.inner)},
+                     {"y", bench.get(forward.y)},
+                     {"gradient", bench.get(gradient.y)}};
+    });
+  });
+}
+
+TEST_P(OwnProductsTest, EpiloguesOfSwiglu) {
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const std::int64_t f = (s.n + 127) / 128 * 128;
+    const Matrix x = random(s.m, s.k), w = random(2 * f, s.k, 0.1);
+    const Matrix back = random(s.k, f, 0.1), before = random(s.m, 2 * f, 2.0);
+    expect_like_cpu(label, [&](Workbench& bench) {
+      Matmul forward{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(s.m, f)};
+      forward.epilogue = Epilogue::kSwiglu;
+      forward.inner = bench.blank(s.m, 2 * f);
+      bench.ops().matmul(bench.stream(), forward);
+      Matmul gradient{.a = bench.put(x), .b = bench.put(back), .y = bench.blank(s.m, f)};
+      gradient.epilogue = Epilogue::kSwigluGradient;
+      gradient.inner = bench.put(before);
+      bench.ops().matmul(bench.stream(), gradient);
+      return Results{{"inner", bench.get(forward.inner)},
+                     {"y", bench.get(forward.y)},
+                     {"inner gradient", bench.get(gradient.inner)},
+                     {"y rebuilt", bench.get(gradient.y)}};
+    });
+  });
+}
+
+/// What the copy engine does not take is cuBLASLt's: odd widths, and an address between its bounds.
+TEST_P(OwnProductsTest, OtherSizesGoElsewhere) {
+  const Matrix x = random(33, 50), w = random(21, 50), odd = random(40, 136), thin = random(40, 100);
+  expect_like_cpu("odd", [&](Workbench& bench) {
+    const Matmul forward{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(33, 21)};
+    const Matmul weight{
+        .a = bench.put(odd), .b = bench.put(thin), .transpose_a = true, .y = bench.blank_float(136, 100)};
+    bench.ops().matmul(bench.stream(), forward);
+    bench.ops().matmul(bench.stream(), weight);
+    return Results{{"forward", bench.get(forward.y)}, {"weight gradient", bench.get(weight.y)}};
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuda, OwnProductsTest, testing::Values(OpsCase{DeviceKind::kCuda, DType::kBF16}),
+                         name_of_case);
+
+}  // namespace
+}  // namespace octet::test
