@@ -54,10 +54,12 @@ void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows,
 
 // cross_entropy.cu
 void cross_entropy_partial(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
-                           Tensor targets, Tensor partial);
+                           Tensor targets, Tensor partial, const Scratch& scratch);
 void cross_entropy_finish(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                           Tensor targets, Tensor partials, double weight, bool gradient, StepScalars* scalars,
                           Scratch& scratch);
+void cross_entropy(cudaStream_t stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                   bool gradient, StepScalars* scalars, Scratch& scratch);
 
 // optimizer.cu
 void add_square(cudaStream_t stream, Tensor x, StepScalars* scalars, Scratch& scratch);
