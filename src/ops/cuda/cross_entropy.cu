@@ -358,6 +358,9 @@ void launch_rows(cudaStream_t stream, Rows<T> p, int held, const Scratch& scratc
   const std::int64_t resident = std::int64_t{scratch.multiprocessors()} * (kResident / kThreads);
   OCTET_CUDA(cudaFuncSetAttribute(rows_kernel<T, N, kThreads, kPart>,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  OCTET_CUDA(cudaFuncSetAttribute(rows_kernel<T, N, kThreads, kPart>,
+                                  cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
   rows_kernel<T, N, kThreads, kPart>
       <<<grid_size(std::min(p.rows, resident)), kThreads, static_cast<std::size_t>(shared), stream>>>(p);
   OCTET_CUDA_LAUNCH("cross_entropy");
