@@ -308,6 +308,8 @@ std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Ten
     const auto allow = [&](auto* kernel) {
       OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared)));
+      OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared));
     };
     if (layer) {
       allow(backward_kernel<T, N, K, kThreads, true, kMeasure>);
