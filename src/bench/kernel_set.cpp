@@ -185,6 +185,12 @@ class KernelMaker {
           ops_.cross_entropy_finish(stream_, changed, 0, valid, targets, partials, 1.0, true, sums);
         },
         {changed}, sums);
+    const Tensor replaced = random(t, sizes_.vocabulary_rows, 2.0), parts = floats(t, 3);
+    StepScalars* const losses = scalars({});
+    add(
+        "cross-entropy, one pass", 2 * matrix,
+        [=, this] { ops_.cross_entropy(stream_, replaced, valid, targets, parts, true, losses); }, {replaced},
+        losses);
   }
 
   void optimizer() {

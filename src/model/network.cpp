@@ -68,7 +68,8 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
     piece_ = logits_rows(logits_bytes, local.rows, type, t);
     logits_ = work("logits", type, piece_, local.rows);
     partial_ = work("loss parts", DType::kF32, piece_, 3);
-    partials_ = work("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3);
+    if (tensor.size() > 1)
+      partials_ = work("loss parts of all ranks", DType::kF32, piece_ * tensor.size(), 3);
   }
   edges_.reserve({false}, saved, scratch);
   if (shape.rotary()) rope_table_ = scratch.reserve(DType::kF32, context.positions, shape.head_size);
@@ -163,10 +164,15 @@ void Network::head(Stream& stream, const ResidualStream& in, const DeviceBatch& 
     const Tensor logits = edges_.tensor(logits_, 0).row_range(0, count);
     const Tensor partial = edges_.tensor(partial_, 0).row_range(0, count);
     ops.matmul(stream, {.a = rows, .b = weight, .transpose_b = true, .y = logits});
-    ops.cross_entropy_partial(stream, logits, first_id_, valid_, targets, partial);
-    const Tensor partials =
-        tensor.gather_all(stream, partial, edges_.tensor(partials_, 0).row_range(0, count * tensor.size()));
-    ops.cross_entropy_finish(stream, logits, first_id_, valid_, targets, partials, share, gradient, scalars);
+    if (tensor.size() == 1) {
+      ops.cross_entropy(stream, logits, valid_, targets, partial, gradient, scalars);
+    } else {
+      ops.cross_entropy_partial(stream, logits, first_id_, valid_, targets, partial);
+      const Tensor partials =
+          tensor.gather_all(stream, partial, edges_.tensor(partials_, 0).row_range(0, count * tensor.size()));
+      ops.cross_entropy_finish(stream, logits, first_id_, valid_, targets, partials, share, gradient,
+                               scalars);
+    }
     if (!gradient) continue;
     ops.matmul(stream, {.a = logits,
                         .b = rows,

@@ -100,8 +100,14 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 4;  // multiprocessors, to which some grids are cut
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
+  switch (name) {
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = 227 * 1024;
+      break;
+    default:
+      *value = 4;  // multiprocessors, to which some grids are cut
+  }
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {

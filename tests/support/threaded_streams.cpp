@@ -259,6 +259,10 @@ class ThreadedOps final : public Ops {
     later(*cpu_, s, &Ops::cross_entropy_finish, logits, first, valid, targets, partials, weight, gradient,
           scalars);
   }
+  void cross_entropy(Stream& s, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                     bool gradient, StepScalars* scalars) override {
+    later(*cpu_, s, &Ops::cross_entropy, logits, valid, targets, partial, gradient, scalars);
+  }
   void add_square(Stream& s, Tensor x, StepScalars* scalars) override {
     later(*cpu_, s, &Ops::add_square, x, scalars);
   }

@@ -8,8 +8,8 @@ class HeadsTest : public OpsTest {};
 class HeadsPrecisionTest : public OpsTest {};
 
 /// Head layouts beside the recorded one: (heads, key heads, head size).
-const HeadLayout kLayouts[] = {{4, 2, 8, 2, 0},  {1, 1, 2, 1, 0},  {5, 5, 16, 1, 0},
-                               {8, 1, 64, 8, 0}, {6, 3, 80, 2, 0}, {8, 2, 128, 4, 0}};
+const HeadLayout kLayouts[] = {{4, 2, 8, 2, 0},  {1, 1, 2, 1, 0},   {5, 5, 16, 1, 0}, {8, 1, 64, 8, 0},
+                               {6, 3, 80, 2, 0}, {8, 2, 128, 4, 0}, {20, 4, 90, 5, 0}};
 
 std::string describe(const char* op, const HeadLayout& layout, std::int64_t tokens) {
   return fmt::format("{}: {} tokens, {} heads, {} key heads of {}", op, tokens, layout.heads, layout.kv_heads,

@@ -106,6 +106,41 @@ TEST_P(LossTest, SplitVocabularyGivesTheLossOfTheWhole) {
   }
 }
 
+TEST_P(LossTest, OnePassGivesTheBitsOfTheTwoHalves) {
+  // Rows that shared memory holds whole and rows that it does not, more rows than a GPU works on at a time,
+  // elements that fill no 16 bytes.
+  constexpr std::int64_t kShapes[][3] = {{17, 2, 2},        {9, 64, 50},          {130, 257, 257},
+                                         {700, 1000, 999},  {64, 4096, 1},        {19, 50304, 50257},
+                                         {5, 65600, 65536}, {11, 128256, 128256}, {3, 131080, 131073}};
+  for (const auto& [rows, cols, valid] : kShapes) {
+    SCOPED_TRACE(fmt::format("[{}, {}], {} valid", rows, cols, valid));
+    const Matrix logits = random(rows, cols, 2.0);
+    Ids targets = random_ids(rows, 0, static_cast<std::int32_t>(valid) - 1);
+    for (std::int64_t row = 1; row < rows; row += 1 + row % 4) targets[static_cast<std::size_t>(row)] = -1;
+    Workbench bench = this->bench();
+    const Loss halves = run_loss(bench, logits, valid, targets);
+    const Tensor values = bench.put(logits), ids = bench.put(targets), partial = bench.blank_float(rows, 3);
+    for (const bool gradient : {false, true}) {
+      StepScalars* const scalars = bench.put_scalars({.loss = 0.0, .tokens = 2.0});
+      bench.ops().cross_entropy(bench.stream(), values, valid, ids, partial, gradient, scalars);
+      EXPECT_EQ(bench.get_scalars(scalars).loss, halves.loss);
+      EXPECT_EQ(bench.get_scalars(scalars).tokens, halves.tokens + 2.0);
+      EXPECT_TRUE(bench.get(values).values == (gradient ? halves.dlogits : logits).values) << gradient;
+    }
+  }
+}
+
+TEST_P(LossTest, OnePassOverRowsWithoutTargetsGivesNothing) {
+  Workbench bench = this->bench();
+  const Tensor values = bench.put(random(40, 96)), ids = bench.put(Ids(40, -1)),
+               partial = bench.blank_float(40, 3);
+  StepScalars* const scalars = bench.put_scalars({.loss = 3.0, .tokens = 2.0});
+  bench.ops().cross_entropy(bench.stream(), values, 90, ids, partial, true, scalars);
+  EXPECT_EQ(bench.get_scalars(scalars).loss, 3.0);
+  EXPECT_EQ(bench.get_scalars(scalars).tokens, 2.0);
+  EXPECT_TRUE(bench.get(values).values == Matrix(40, 96).values);
+}
+
 TEST_P(LossTest, RowsWithoutTargetAndPaddingColumnsGetNoGradient) {
   Workbench bench = this->bench();
   const Loss result = run_loss(bench, random(3, 64), 50, {-1, 7, -1});
@@ -146,8 +181,8 @@ TEST_P(LossTest, LossIsNotFiniteWhereALogitIsNotANumber) {
 }
 
 TEST_P(LossPrecisionTest, AgreesWithReference) {
-  constexpr std::int64_t kShapes[][3] = {
-      {17, 2, 2}, {33, 100, 97}, {130, 257, 257}, {64, 4096, 4096}, {19, 50304, 50257}};
+  constexpr std::int64_t kShapes[][3] = {{17, 2, 2},       {33, 100, 97},      {130, 257, 257},
+                                         {64, 4096, 4096}, {19, 50304, 50257}, {7, 128256, 128256}};
   for (const auto& [rows, cols, valid] : kShapes) {
     const Matrix logits = random(rows, cols, 2.0);
     const Ids targets = random_ids(rows, -1, static_cast<std::int32_t>(valid) - 1);

@@ -154,6 +154,18 @@ TEST_P(NormPrecisionTest, AgreesWithReferenceInEveryWidth) {
   }
 }
 
+TEST_P(NormPrecisionTest, GradientsOfMoreRowsThanAGpuTakesAtATimeAgreeWithReference) {
+  constexpr std::int64_t kShapes[][2] = {{3300, 16}, {1100, 800}};
+  for (const auto& [rows, cols] : kShapes) {
+    const NormKind kind = cols == 16 ? NormKind::kLayer : NormKind::kRms;
+    const Operands in{random(rows, cols, 1.0, 0.2), random(1, cols), random(1, cols)};
+    const Matrix dy = random(rows, cols), dx = random(rows, cols);
+    expect_like_reference(fmt::format("{} [{}, {}]", name_of_norm(kind), rows, cols), [&](Workbench& bench) {
+      return run_backward(bench, kind, run_forward(bench, kind, in), dy, dx, nullptr, true);
+    });
+  }
+}
+
 TEST_P(NormPrecisionTest, SumIsRoundedBeforeItIsNormalised) {
   Workbench bench = this->bench();
   const Matrix residual = random(7, 96), delta = random(7, 96, 0.01);

@@ -333,6 +333,10 @@ class Ops {
   virtual void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                                     Tensor targets, Tensor partials, double weight, bool gradient,
                                     StepScalars* scalars) = 0;
+  /// Both halves at once where this rank holds the whole vocabulary, from id 0 on: with `gradient` logits are
+  /// read once. partial: float32 [t, 3], work space. Scalars and gradient come out as from the two halves.
+  virtual void cross_entropy(Stream& stream, Tensor logits, std::int64_t valid, Tensor targets,
+                             Tensor partial, bool gradient, StepScalars* scalars) = 0;
 
   /// scalars->gradient_square += sum of x², x float32; a fixed order.
   virtual void add_square(Stream& stream, Tensor x, StepScalars* scalars) = 0;

@@ -96,4 +96,10 @@ void CpuOps::cross_entropy_finish(Stream&, Tensor logits, std::int64_t first_id,
   scalars->tokens += weight * count;
 }
 
+void CpuOps::cross_entropy(Stream& stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                           bool gradient, StepScalars* scalars) {
+  cross_entropy_partial(stream, logits, 0, valid, targets, partial);
+  cross_entropy_finish(stream, logits, 0, valid, targets, partial, 1.0, gradient, scalars);
+}
+
 }  // namespace octet

@@ -44,15 +44,17 @@ __global__ void __launch_bounds__(32 * kLanes)
 }
 
 // A block sums 32 columns: its 32 rows of threads take every 32nd partial. In float64, since gradients
-// cancel.
+// cancel. Blocks of y = 1 do so with the set of rows behind the first.
 __global__ void __launch_bounds__(1024)
     partials_kernel(const float* partials, std::int64_t rows, std::int64_t cols, std::int64_t stride,
-                    float* sums, bool accumulate) {
+                    float* first_sums, float* second_sums, bool accumulate) {
   __shared__ double shared[32][33];
+  float* const sums = blockIdx.y == 0 ? first_sums : second_sums;
+  partials += blockIdx.y * rows * stride;
   const std::int64_t col = std::int64_t{blockIdx.x} * 32 + threadIdx.x;
   double sum = 0.0;
   if (col < cols) {
-#pragma unroll 4
+#pragma unroll 8
     for (std::int64_t row = threadIdx.y; row < rows; row += 32) sum += partials[row * stride + col];
   }
   shared[threadIdx.y][threadIdx.x] = sum;
@@ -86,10 +88,10 @@ std::int64_t row_shares(std::int64_t rows, std::int64_t column_blocks, int multi
 }  // namespace
 
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
-                  std::int64_t stride, float* sums, bool accumulate) {
+                  std::int64_t stride, float* sums, bool accumulate, float* second) {
   if (cols == 0) return;
-  partials_kernel<<<grid_size(divide_up(cols, 32)), dim3(32, 32), 0, stream>>>(partials, rows, cols, stride,
-                                                                               sums, accumulate);
+  const dim3 grid(grid_size(divide_up(cols, 32)), second == nullptr ? 1 : 2);
+  partials_kernel<<<grid, dim3(32, 32), 0, stream>>>(partials, rows, cols, stride, sums, second, accumulate);
   OCTET_CUDA_LAUNCH("sum_partials");
 }
 

@@ -1,99 +1,137 @@
 // Cross-entropy over a vocabulary that may be split over ranks.
-// Bytes moved (v logits a row, compute dtype of s bytes): partial t·valid·s; finish 2·t·v·s with gradient,
-// else only the partials.
+// Bytes moved (v logits a row, compute dtype of s bytes): first half t·valid·s; second half, or both at once,
+// 2·t·v·s with gradient. Both at once read a row again from the L2 cache where shared memory does not hold
+// it.
+#include <algorithm>
 #include <cmath>
 
+#include "async_copy.cuh"
 #include "drivers.h"
+#include "fast_exp2.cuh"
 #include "kernel_tools.cuh"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kUnroll = 4;  // packs in flight a thread
+constexpr int kResident = 1024;  // threads of a multiprocessor: a block of as many, or two of half
+constexpr int kUnroll = 4;       // packs of a row that a thread takes at once: its part of a chunk
+constexpr int kChunks = 4;       // chunks of a row that shared memory holds at most
 constexpr int kLossThreads = 256;
 constexpr int kSumThreads = 1024;
 
+/// What is done with a row: its sums, its gradient by given sums, or one after the other.
+enum class Part { kFirst, kSecond, kBoth };
+
 struct Split {
-  std::int64_t cols, first_id, valid;
+  std::int64_t first_id;
+  int cols, valid;
 };
 
 // Column of the target among this rank's logits, or -1.
-__device__ inline std::int64_t target_column(std::int32_t target, const Split& split) {
+__device__ inline int target_column(std::int32_t target, const Split& split) {
   const std::int64_t column = target - split.first_id;
-  return target >= 0 && column >= 0 && column < split.valid ? column : -1;
+  return target >= 0 && column >= 0 && column < split.valid ? static_cast<int>(column) : -1;
 }
 
-// Largest value and sum of exp(value - largest) so far.
+// exp(x - largest) = exp_from<T>(x, origin<T>(largest)), in two instructions where T is bfloat16. Products
+// that a compiler might fuse with what comes after them, in one kernel and not in another, are __fmul_rn:
+// both ways to the loss then give the same bits.
+constexpr float kLog2E = 1.44269504f;
+
+template <typename T>
+__device__ inline float origin(float largest) {
+  return std::is_same_v<T, bf16> ? __fmul_rn(largest, kLog2E) : largest;
+}
+template <typename T>
+__device__ inline float exp_from(float x, float origin) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return fast_exp2(fmaf(x, kLog2E, -origin));
+  } else {
+    return expf(x - origin);
+  }
+}
+
+// Largest value so far, and sum of exp(value - largest).
 struct Softmax {
   float largest = -INFINITY;
   float sum = 0.0f;
 };
 
+// The sum with regard to another largest value.
 template <typename T>
-__device__ inline Softmax merge(const Softmax& a, const Softmax& b) {
-  const float largest = fmaxf(a.largest, b.largest);
-  Softmax merged;
-  merged.largest = largest;
-  // Without values yet there is nothing to rescale, and inf - inf must not be formed.
-  merged.sum = (a.sum == 0.0f ? 0.0f : a.sum * exponential<T>(a.largest - largest)) +
-               (b.sum == 0.0f ? 0.0f : b.sum * exponential<T>(b.largest - largest));
-  return merged;
+__device__ inline float moved_sum(const Softmax& softmax, float largest) {
+  // Without values yet there is nothing to move, and inf - inf must not be formed.
+  if (softmax.sum == 0.0f) return 0.0f;
+  const float difference = origin<T>(softmax.largest) - origin<T>(largest);
+  return __fmul_rn(softmax.sum, std::is_same_v<T, bf16> ? fast_exp2(difference) : expf(difference));
 }
 
-// One block a row.
+// Adds kPacks packs of N values.
+template <typename T, int kPacks, int N>
+__device__ inline void add(Softmax& softmax, const float (&x)[kPacks][N]) {
+  float largest = softmax.largest;
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    float of_pack = x[u][0];
+#pragma unroll
+    for (int n = 1; n < N; ++n) of_pack = fmaxf(of_pack, x[u][n]);
+    largest = fmaxf(largest, of_pack);
+  }
+  const float from = origin<T>(largest);
+  float sum = moved_sum<T>(softmax, largest);
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    float of_pack = 0.0f;
+#pragma unroll
+    for (int n = 0; n < N; ++n) of_pack += exp_from<T>(x[u][n], from);
+    sum += of_pack;
+  }
+  softmax = {largest, sum};
+}
+
+// Adds pack i of a row, of which `valid` columns count.
 template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
-    partial_kernel(const T* logits, const Split split, const std::int32_t* targets, float* partial) {
-  __shared__ float largest_of[kThreads / 32], sum_of[kThreads / 32];  // of each warp
-  const std::int64_t row = blockIdx.x;
-  const T* values = logits + row * split.cols;
-  const std::int64_t packs = split.valid / N;
+__device__ inline void add_counted(Softmax& softmax, const Pack<T, N>& pack, int i, int valid) {
+  float x[1][N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) x[0][n] = i * N + n < valid ? pack[n] : -INFINITY;
+  add<T>(softmax, x);
+}
 
-  Softmax mine;
-  for (std::int64_t first = threadIdx.x; first < packs; first += kThreads * kUnroll) {
-    Pack<T, N> x[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const std::int64_t i = first + u * kThreads;
-      if (i < packs) x[u] = Pack<T, N>::load(values + i * N);
-    }
-    Softmax next;
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads >= packs) continue;
-#pragma unroll
-      for (int n = 0; n < N; ++n) next.largest = fmaxf(next.largest, x[u][n]);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads >= packs) continue;
-#pragma unroll
-      for (int n = 0; n < N; ++n) next.sum += exponential<T>(x[u][n] - next.largest);
-    }
-    mine = merge<T>(mine, next);
-  }
-  const std::int64_t tail = packs * N + threadIdx.x;
-  if (tail < split.valid) mine = merge<T>(mine, {to_float(values[tail]), 1.0f});
-
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Softmax other{__shfl_xor_sync(0xffffffffu, mine.largest, offset),
-                        __shfl_xor_sync(0xffffffffu, mine.sum, offset)};
-    mine = merge<T>(mine, other);
-  }
-  if (threadIdx.x % 32 == 0) {
-    largest_of[threadIdx.x / 32] = mine.largest;
-    sum_of[threadIdx.x / 32] = mine.sum;
+// Over a whole block, the same in all its threads; `largest_of` and `sum_of` are shared, with a place for
+// each of the kWarps warps, and may be used again behind the next barrier.
+template <typename T, int kWarps>
+__device__ inline Softmax of_block(Softmax mine, float* largest_of, float* sum_of) {
+  const auto of_warp = [](const Softmax& lane) {
+    const float largest = warp_max(lane.largest);
+    return Softmax{largest, warp_sum(moved_sum<T>(lane, largest))};
+  };
+  mine = of_warp(mine);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  if (lane == 0) {
+    largest_of[warp] = mine.largest;
+    sum_of[warp] = mine.sum;
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) mine = merge<T>(mine, {largest_of[w], sum_of[w]});
-  const std::int64_t target = target_column(targets[row], split);
-  partial[row * 3] = mine.largest;
-  partial[row * 3 + 1] = mine.sum;
-  partial[row * 3 + 2] = target >= 0 ? to_float(values[target]) : 0.0f;
+  return of_warp(lane < kWarps ? Softmax{largest_of[lane], sum_of[lane]} : Softmax{});
 }
+
+// exp(x - largest) / sum.
+template <typename T>
+class Probability {
+ public:
+  __device__ explicit Probability(const Softmax& softmax)
+      : origin_(origin<T>(softmax.largest) + (kNarrow ? log2f(softmax.sum) : 0.0f)),
+        factor_(kNarrow ? 1.0f : 1.0f / softmax.sum) {}
+  __device__ float operator()(float x) const {
+    const float exponential = exp_from<T>(x, origin_);
+    return kNarrow ? exponential : __fmul_rn(exponential, factor_);
+  }
+
+ private:
+  static constexpr bool kNarrow = std::is_same_v<T, bf16>;  // the division is a part of the exponent
+  float origin_, factor_;
+};
 
 struct TokenSoftmax {
   float largest = -INFINITY;
@@ -118,45 +156,164 @@ __device__ inline TokenSoftmax combine(const float* partials, std::int64_t token
   return all;
 }
 
-// One block a row, in place.
-template <typename T, int N>
-__global__ void __launch_bounds__(kThreads)
-    gradient_kernel(T* logits, const Split split, const std::int32_t* targets, const float* partials,
-                    std::int64_t tokens, int ranks) {
-  const std::int64_t row = blockIdx.x;
-  T* values = logits + row * split.cols;
-  const std::int32_t id = targets[row];
-  const std::int64_t packs = split.cols / N, target = target_column(id, split);
-  float largest = 0.0f, inverse = 0.0f;
-  if (id >= 0) {
-    const TokenSoftmax softmax = combine(partials, row, tokens, ranks);
-    largest = softmax.largest;
-    inverse = 1.0f / softmax.sum;
-  }
-  for (std::int64_t first = threadIdx.x; first < packs; first += kThreads * kUnroll) {
-    Pack<T, N> x[kUnroll];
-    if (id >= 0) {
+template <typename T>
+struct Rows {
+  T* logits;
+  const std::int32_t* targets;
+  float* partials;  // written by the first half, read by the second
+  std::int64_t rows;
+  int ranks;
+  Split split;
+  int held;  // packs at the beginning of a row that go through shared memory
+};
+
+// A persistent grid; a block has a row at a time, of which each thread holds packs of its own in shared
+// memory. As soon as it is done with those of a chunk it has the next row's copied to their place, so that
+// reading never stops.
+template <typename T, int N, int kThreads, Part kPart>
+__global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(const Rows<T> p) {
+  extern __shared__ uint4 shared[];
+  // Of each warp. Rows take turns, so that one barrier a row is enough.
+  __shared__ float largest_of[2][kThreads / 32], sum_of[2][kThreads / 32];
+  T* const held = reinterpret_cast<T*>(shared);
+  const Split& split = p.split;
+  const int thread = threadIdx.x;
+  const int packs = split.cols / N, counting = (split.valid + N - 1) / N;
+  const auto pack_of = [&](int chunk, int u) { return (chunk * kUnroll + u) * kThreads + thread; };
+  const auto fetch = [&](std::int64_t row, bool wanted, int chunk) {
+    if constexpr (N > 1) {
+      const T* const from = p.logits + row * split.cols;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const std::int64_t i = first + u * kThreads;
-        if (i < packs) x[u] = Pack<T, N>::load(values + i * N);
+        const int i = pack_of(chunk, u);
+        if (wanted && i < p.held) copy_async(held + i * N, from + i * N);
       }
     }
+    end_copy_group();
+  };
+
+  std::int64_t row = blockIdx.x;
+  std::int32_t id = p.targets[row];
+  bool wanted = kPart == Part::kFirst || id >= 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kChunks; ++chunk) fetch(row, wanted, chunk);
+  int turn = 0;
+  while (row < p.rows) {
+    const std::int64_t next = row + gridDim.x;
+    const std::int32_t next_id = next < p.rows ? p.targets[next] : -1;
+    const bool next_wanted = next < p.rows && (kPart == Part::kFirst || next_id >= 0);
+    T* const values = p.logits + row * split.cols;
+    const int target = target_column(id, split);
+    Softmax softmax;
+
+    if (kPart != Part::kSecond && wanted) {
+      float at_target = 0.0f;
+      if (thread == 0 && target >= 0) at_target = to_float(values[target]);
+      // First what is not held, while the copies arrive.
+      for (int first = p.held + thread; first < counting; first += kThreads * kUnroll) {
+        Pack<T, N> x[kUnroll];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const std::int64_t i = first + u * kThreads;
-      if (i >= packs) continue;
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const std::int64_t col = i * N + n;
-        float gradient = 0.0f;
-        if (id >= 0 && col < split.valid) {
-          gradient = exponential<T>(x[u][n] - largest) * inverse - (col == target ? 1.0f : 0.0f);
+        for (int u = 0; u < kUnroll; ++u) {
+          const std::int64_t i = min(first + u * kThreads, counting - 1);
+          x[u] = Pack<T, N>::load(values + i * N);
         }
-        x[u].set(n, gradient);
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int i = first + u * kThreads;
+          if (i < counting) add_counted(softmax, x[u], i, split.valid);
+        }
       }
-      x[u].store(values + i * N);
+      const int plain = min(p.held, split.valid / N);  // packs that can be taken without a look
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        wait_for_copies(kPart == Part::kFirst ? kChunks - 1 : kChunks - 1 - chunk);
+        if (pack_of(chunk, kUnroll - 1) < plain) {
+#pragma unroll
+          for (int u = 0; u < kUnroll; u += 2) {
+            const Pack<T, N> a = Pack<T, N>::load(held + pack_of(chunk, u) * N),
+                             b = Pack<T, N>::load(held + pack_of(chunk, u + 1) * N);
+            float x[2][N];
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+              x[0][n] = a[n];
+              x[1][n] = b[n];
+            }
+            add<T>(softmax, x);
+          }
+        } else {
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; ++u) {
+            const int i = pack_of(chunk, u);
+            if (i < p.held) add_counted(softmax, Pack<T, N>::load(held + i * N), i, split.valid);
+          }
+        }
+        if constexpr (kPart == Part::kFirst) fetch(next, next_wanted, chunk);
+      }
+      softmax = of_block<T, kThreads / 32>(softmax, largest_of[turn], sum_of[turn]);
+      turn ^= 1;
+      if (thread == 0) {
+        float* const partial = p.partials + row * 3;
+        partial[0] = softmax.largest;
+        partial[1] = softmax.sum;
+        partial[2] = at_target;
+      }
     }
+
+    if constexpr (kPart != Part::kFirst) {
+      if (kPart == Part::kSecond && wanted) {
+        const TokenSoftmax all = combine(p.partials, row, p.rows, p.ranks);
+        softmax = {all.largest, all.sum};
+      }
+      const Probability<T> probability(softmax);
+      const int shown = wanted ? split.valid : 0, plain = min(p.held, shown / N);
+      const auto replace = [&](int i, Pack<T, N> x) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          const float gradient = probability(x[n]) - (i * N + n == target ? 1.0f : 0.0f);
+          x.set(n, i * N + n < shown ? gradient : 0.0f);
+        }
+        x.store(values + std::int64_t{i} * N);
+      };
+      const bool has_target = target >= 0 && target / N % kThreads == thread;
+      const int target_chunk = has_target ? target / (N * kThreads * kUnroll) : -1;
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if constexpr (kPart == Part::kSecond) wait_for_copies(kChunks - 1);
+        if (pack_of(chunk, kUnroll - 1) < plain && chunk != target_chunk) {
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) {
+            const int i = pack_of(chunk, u);
+            Pack<T, N> x = Pack<T, N>::load(held + i * N);
+#pragma unroll
+            for (int n = 0; n < N; ++n) x.set(n, probability(x[n]));
+            x.store(values + std::int64_t{i} * N);
+          }
+        } else {
+#pragma unroll 1
+          for (int u = 0; u < kUnroll; ++u) {
+            const int i = pack_of(chunk, u);
+            if (i < p.held) replace(i, Pack<T, N>::load(held + i * N));
+          }
+        }
+        fetch(next, next_wanted, chunk);
+      }
+      for (int first = p.held + thread; first < packs; first += kThreads * kUnroll) {
+        Pack<T, N> x[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const std::int64_t i = min(first + u * kThreads, packs - 1);
+          x[u] = Pack<T, N>::load(values + i * N);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int i = first + u * kThreads;
+          if (i < packs) replace(i, x[u]);
+        }
+      }
+    }
+    row = next;
+    id = next_id;
+    wanted = next_wanted;
   }
 }
 
@@ -194,46 +351,88 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
+template <typename T, int N, int kThreads, Part kPart>
+void launch_rows(cudaStream_t stream, Rows<T> p, int held, const Scratch& scratch) {
+  p.held = held;
+  const int shared = held * 16;
+  const std::int64_t resident = std::int64_t{scratch.multiprocessors()} * (kResident / kThreads);
+  OCTET_CUDA(cudaFuncSetAttribute(rows_kernel<T, N, kThreads, kPart>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  OCTET_CUDA(cudaFuncSetAttribute(rows_kernel<T, N, kThreads, kPart>,
+                                  cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared));
+  rows_kernel<T, N, kThreads, kPart>
+      <<<grid_size(std::min(p.rows, resident)), kThreads, static_cast<std::size_t>(shared), stream>>>(p);
+  OCTET_CUDA_LAUNCH("cross_entropy");
+}
+
+template <Part kPart>
+void run_rows(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid, Tensor targets,
+              Tensor partials, const Scratch& scratch) {
+  if (logits.rows == 0 || (kPart != Part::kFirst && logits.cols == 0)) return;
+  const bool full = takes_full_packs(logits.dtype, logits.cols, logits.data);
+  with_width(logits.dtype, full, [&](auto element, auto width) {
+    using T = decltype(element);
+    constexpr int N = decltype(width)::value, kHalf = kResident / 2;
+    Rows<T> p{};
+    p.logits = static_cast<T*>(logits.data);
+    p.targets = targets.as<std::int32_t>();
+    p.partials = partials.as<float>();
+    p.rows = logits.rows;
+    p.ranks = static_cast<int>(partials.rows / logits.rows);
+    p.split = {first_id, static_cast<int>(logits.cols), static_cast<int>(valid)};
+    if constexpr (N == 1) {
+      launch_rows<T, N, kHalf, kPart>(stream, p, 0, scratch);
+    } else {
+      // Places of a thread in shared memory, 1 KiB of which is the system's and the kernel's own.
+      const int places =
+          std::clamp((scratch.block_shared_bytes() - 1024) / (16 * kResident), 0, kChunks * kUnroll);
+      const int counting = static_cast<int>(divide_up(valid, N));
+      if (counting <= places * kHalf) {
+        launch_rows<T, N, kHalf, kPart>(stream, p, counting, scratch);
+      } else {
+        launch_rows<T, N, kResident, kPart>(stream, p, std::min(counting, places * kResident), scratch);
+      }
+    }
+  });
+}
+
+void add_losses(cudaStream_t stream, Tensor targets, Tensor partials, double weight, StepScalars* scalars,
+                Scratch& scratch) {
+  const std::int64_t tokens = targets.size();
+  if (tokens == 0 || weight == 0.0) return;
+  const int ranks = static_cast<int>(partials.rows / tokens);
+  const unsigned blocks = grid_size(divide_up(tokens, kLossThreads));
+  auto* sums = static_cast<LossSum*>(scratch.reserve(std::int64_t{blocks} * sizeof(LossSum)));
+  loss_kernel<<<blocks, kLossThreads, 0, stream>>>(targets.as<std::int32_t>(), partials.as<float>(), tokens,
+                                                   ranks, sums);
+  OCTET_CUDA_LAUNCH("cross_entropy");
+  loss_sum_kernel<<<1, kSumThreads, 0, stream>>>(sums, static_cast<int>(blocks), weight, scalars);
+  OCTET_CUDA_LAUNCH("cross_entropy");
+}
+
 }  // namespace
 
 void cross_entropy_partial(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
-                           Tensor targets, Tensor partial) {
-  if (logits.rows == 0) return;
-  const Split split{logits.cols, first_id, valid};
-  with_width(
-      logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data), [&](auto element, auto width) {
-        using T = decltype(element);
-        partial_kernel<T, decltype(width)::value><<<grid_size(logits.rows), kThreads, 0, stream>>>(
-            static_cast<const T*>(logits.data), split, targets.as<std::int32_t>(), partial.as<float>());
-      });
-  OCTET_CUDA_LAUNCH("cross_entropy_partial");
+                           Tensor targets, Tensor partial, const Scratch& scratch) {
+  run_rows<Part::kFirst>(stream, logits, first_id, valid, targets, partial, scratch);
 }
 
 void cross_entropy_finish(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                           Tensor targets, Tensor partials, double weight, bool gradient, StepScalars* scalars,
                           Scratch& scratch) {
-  const std::int64_t tokens = logits.rows;
-  if (tokens == 0) return;
-  const int ranks = static_cast<int>(partials.rows / tokens);
-  if (weight != 0.0) {
-    const unsigned blocks = grid_size(divide_up(tokens, kLossThreads));
-    auto* sums = static_cast<LossSum*>(scratch.reserve(std::int64_t{blocks} * sizeof(LossSum)));
-    loss_kernel<<<blocks, kLossThreads, 0, stream>>>(targets.as<std::int32_t>(), partials.as<float>(), tokens,
-                                                     ranks, sums);
-    OCTET_CUDA_LAUNCH("cross_entropy_finish");
-    loss_sum_kernel<<<1, kSumThreads, 0, stream>>>(sums, static_cast<int>(blocks), weight, scalars);
-    OCTET_CUDA_LAUNCH("cross_entropy_finish");
+  add_losses(stream, targets, partials, weight, scalars, scratch);
+  if (gradient) run_rows<Part::kSecond>(stream, logits, first_id, valid, targets, partials, scratch);
+}
+
+void cross_entropy(cudaStream_t stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                   bool gradient, StepScalars* scalars, Scratch& scratch) {
+  if (gradient) {
+    run_rows<Part::kBoth>(stream, logits, 0, valid, targets, partial, scratch);
+  } else {
+    run_rows<Part::kFirst>(stream, logits, 0, valid, targets, partial, scratch);
   }
-  if (!gradient || logits.cols == 0) return;
-  const Split split{logits.cols, first_id, valid};
-  with_width(logits.dtype, takes_full_packs(logits.dtype, logits.cols, logits.data),
-             [&](auto element, auto width) {
-               using T = decltype(element);
-               gradient_kernel<T, decltype(width)::value><<<grid_size(tokens), kThreads, 0, stream>>>(
-                   static_cast<T*>(logits.data), split, targets.as<std::int32_t>(), partials.as<float>(),
-                   tokens, ranks);
-             });
-  OCTET_CUDA_LAUNCH("cross_entropy_finish");
+  add_losses(stream, targets, partial, 1.0, scalars, scratch);
 }
 
 }  // namespace octet::cuda

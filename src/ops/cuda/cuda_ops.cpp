@@ -54,7 +54,8 @@ void check_attention(const AttentionShape& shape, const AttentionOperands& opera
 
 CudaOps::CudaOps(Device& device, const CudaOpsOptions& options)
     : ordinal_(make_current(device)),
-      scratch_(device, attribute(ordinal_, cudaDevAttrMultiProcessorCount)),
+      scratch_(device, attribute(ordinal_, cudaDevAttrMultiProcessorCount),
+               attribute(ordinal_, cudaDevAttrMaxSharedMemoryPerBlockOptin)),
       matmul_(scratch_, device.name(), architecture_of(ordinal_), options),
       attention_(scratch_, options.deterministic_attention) {}
 
@@ -225,7 +226,7 @@ void CudaOps::cross_entropy_partial(Stream& stream, Tensor logits, std::int64_t 
                                     Tensor targets, Tensor partial) {
   OCTET_ASSERT(targets.size() == logits.rows && partial.rows == logits.rows && partial.cols == 3);
   OCTET_ASSERT(valid >= 0 && valid <= logits.cols);
-  cuda::cross_entropy_partial(enter(stream), logits, first_id, valid, targets, partial);
+  cuda::cross_entropy_partial(enter(stream), logits, first_id, valid, targets, partial, scratch_);
 }
 
 void CudaOps::cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
@@ -235,6 +236,13 @@ void CudaOps::cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t f
   OCTET_ASSERT(logits.rows == 0 || partials.rows % logits.rows == 0);
   cuda::cross_entropy_finish(enter(stream), logits, first_id, valid, targets, partials, weight, gradient,
                              scalars, scratch_);
+}
+
+void CudaOps::cross_entropy(Stream& stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                            bool gradient, StepScalars* scalars) {
+  OCTET_ASSERT(targets.size() == logits.rows && partial.rows == logits.rows && partial.cols == 3);
+  OCTET_ASSERT(valid >= 0 && valid <= logits.cols);
+  cuda::cross_entropy(enter(stream), logits, valid, targets, partial, gradient, scalars, scratch_);
 }
 
 void CudaOps::add_square(Stream& stream, Tensor x, StepScalars* scalars) {

@@ -62,6 +62,8 @@ class CudaOps final : public Ops {
   void cross_entropy_finish(Stream& stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                             Tensor targets, Tensor partials, double weight, bool gradient,
                             StepScalars* scalars) override;
+  void cross_entropy(Stream& stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                     bool gradient, StepScalars* scalars) override;
 
   void add_square(Stream& stream, Tensor x, StepScalars* scalars) override;
   void finish_step(Stream& stream, StepScalars* scalars, Tensor rates, float clip, float beta1,

@@ -48,16 +48,18 @@ std::int64_t embedding_backward_scratch(std::int64_t tokens, std::int64_t cols);
 void add_bias(cudaStream_t stream, Tensor bias, Tensor y);
 void bias_backward(cudaStream_t stream, Tensor dy, Tensor dbias, bool accumulate, Scratch& scratch);
 /// sums[j] (+)= sum over rows of partials[r, j], in the order of the rows. partials: float32 [rows, cols],
-/// rows `stride` elements apart.
+/// rows `stride` elements apart. `second`, where given, gets the sums of as many rows behind those.
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
-                  std::int64_t stride, float* sums, bool accumulate);
+                  std::int64_t stride, float* sums, bool accumulate, float* second = nullptr);
 
 // cross_entropy.cu
 void cross_entropy_partial(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
-                           Tensor targets, Tensor partial);
+                           Tensor targets, Tensor partial, const Scratch& scratch);
 void cross_entropy_finish(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,
                           Tensor targets, Tensor partials, double weight, bool gradient, StepScalars* scalars,
                           Scratch& scratch);
+void cross_entropy(cudaStream_t stream, Tensor logits, std::int64_t valid, Tensor targets, Tensor partial,
+                   bool gradient, StepScalars* scalars, Scratch& scratch);
 
 // optimizer.cu
 void add_square(cudaStream_t stream, Tensor x, StepScalars* scalars, Scratch& scratch);

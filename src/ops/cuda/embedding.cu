@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // A run is a stretch of equal ids among the sorted tokens. A window's block sums each run inside it in a
-// register and adds it to the table. The part of a run that crosses into another window goes to `open`
-// instead: slot 0 of a window is for a run that came in from the window before, slot 1 for one that begins
-// here and goes on. open: [windows, 2, cols].
+// register and adds it to the table, whose rows it reads together with the tokens' gradients. The part of a
+// run that crosses into another window goes to `open` instead: slot 0 of a window is for a run that came in
+// from the window before, slot 1 for one that begins here and goes on. open: [windows, 2, cols].
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const std::int32_t* ids, const std::int32_t* order, const T* dout, std::int64_t first_id,
@@ -60,36 +60,50 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const std::int64_t col = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * N;
   if (col >= cols) return;
+  const std::int32_t before = id_of[0], behind = id_of[count + 1];
+  // The table's row of an id, if it is among ours.
+  const auto row_of = [&](std::int32_t id) -> float* {
+    const std::int64_t row = id - first_id;
+    return row >= 0 && row < table_rows ? dtable + row * cols + col : nullptr;
+  };
 
-  float sums[N] = {};
-  bool came_in = id_of[0] == id_of[1];
+  Pack<float, N> none;
+#pragma unroll
+  for (int n = 0; n < N; ++n) none.set(n, 0.0f);
+  Pack<float, N> sums = none;
   for (int first = 0; first < count; first += kUnroll) {
     Pack<T, N> packs[kUnroll];
+    Pack<float, N> old[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (first + u < count) packs[u] = Pack<T, N>::load(dout + token_of[first + u] * cols + col);
+      const int i = min(first + u, count - 1);
+      packs[u] = Pack<T, N>::load(dout + token_of[i] * cols + col);
+      const std::int32_t id = id_of[i + 1];
+      const float* const row = row_of(id);
+      const bool closes = id != id_of[i + 2] && id != before;
+      old[u] = closes && row != nullptr ? Pack<float, N>::load(row) : none;
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int i = first + u;
       if (i >= count) continue;
 #pragma unroll
-      for (int n = 0; n < N; ++n) sums[n] += packs[u][n];
+      for (int n = 0; n < N; ++n) sums.set(n, sums[n] + packs[u][n]);
       const std::int32_t id = id_of[i + 1];
-      const bool goes_on = id_of[i + 2] == id;
-      if (goes_on && i + 1 < count) continue;
-      const std::int64_t row = id - first_id;
-      if (row >= 0 && row < table_rows) {
-        float* to = came_in   ? open + window * 2 * cols
-                    : goes_on ? open + (window * 2 + 1) * cols
-                              : dtable + row * cols;
-        const bool whole = !came_in && !goes_on;
+      if (id == id_of[i + 2] && i + 1 < count) continue;
+      float* to = row_of(id);
+      if (to != nullptr) {
+        if (id == before) {
+          to = open + window * 2 * cols + col;
+        } else if (id == behind) {
+          to = open + (window * 2 + 1) * cols + col;
+        } else {
 #pragma unroll
-        for (int n = 0; n < N; ++n) to[col + n] = whole ? to[col + n] + sums[n] : sums[n];
+          for (int n = 0; n < N; ++n) sums.set(n, old[u][n] + sums[n]);
+        }
+        sums.store(to);
       }
-#pragma unroll
-      for (int n = 0; n < N; ++n) sums[n] = 0.0f;
-      came_in = false;
+      sums = none;
     }
   }
 }
@@ -144,15 +158,18 @@ void embedding_backward(cudaStream_t stream, Tensor ids, Tensor order, Tensor do
   const std::int64_t tokens = dout.rows, cols = dout.cols;
   auto* open = static_cast<float*>(scratch.reserve(embedding_backward_scratch(tokens, cols)));
   const unsigned windows = grid_size(divide_up(tokens, kWindow));
-  const bool full = takes_full_packs(dout.dtype, cols, dout.data);
-  with_width(dout.dtype, full, [&](auto element, auto width) {
+  // Four columns a thread: 16 bytes of the table.
+  const bool full = cols % 4 == 0 && aligned(4 * size_of(dout.dtype), dout.data) && aligned(16, dtable.data);
+  const auto launch = [&](auto element, auto width) {
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
     const dim3 grid(windows, static_cast<unsigned>(divide_up(cols / N, kThreads)));
     backward_kernel<T, N><<<grid, kThreads, 0, stream>>>(ids.as<std::int32_t>(), order.as<std::int32_t>(),
                                                          static_cast<const T*>(dout.data), first_id,
                                                          dtable.rows, tokens, cols, dtable.as<float>(), open);
-  });
+  };
+  with_type(dout.dtype,
+            [&](auto element) { full ? launch(element, Width<4>{}) : launch(element, Width<1>{}); });
   OCTET_CUDA_LAUNCH("embedding_backward");
   const dim3 grid(windows, static_cast<unsigned>(divide_up(cols, kThreads)));
   open_runs_kernel<<<grid, kThreads, 0, stream>>>(ids.as<std::int32_t>(), order.as<std::int32_t>(), first_id,

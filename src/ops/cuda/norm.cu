@@ -1,8 +1,10 @@
 // RMSNorm and LayerNorm over rows of h elements, with the residual sum before them.
 // Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s; backward 5·t·h·s with y
-// (x, dy and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers.
+// (x, dy and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers; backward in
+// bfloat16 the next row is on its way meanwhile.
 #include <algorithm>
 
+#include "async_copy.cuh"
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -137,9 +139,11 @@ struct Backward {
   int cols;
 };
 
-// Adds up a block's columns over its rows of threads in a fixed order, and writes them out as one row.
+// Adds up a block's columns over its rows of threads in a fixed order, and writes them out as one row. Shared
+// memory may have served for something else before.
 template <int K, int N>
 __device__ void write_partials(const float (&sums)[K][N], int cols, float* shared, float* to) {
+  if (blockDim.y > 1) __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const int i = threadIdx.x + k * blockDim.x;
@@ -160,12 +164,15 @@ __device__ void write_partials(const float (&sums)[K][N], int cols, float* share
     for (unsigned y = 0; y < blockDim.y; ++y) sum += shared[y * cols + col];
     to[col] = sum;
   }
-  __syncthreads();
 }
 
 // Blocks of kThreads that a multiprocessor's registers take: 168 or 128 registers a thread.
 template <int kThreads>
 constexpr int kResident = kThreads == kBlockThreads ? 3 : 1;
+
+// Whether a thread has its packs of the next row copied to shared memory while it works on one.
+template <typename T, int N>
+constexpr bool kAhead = std::is_same_v<T, bf16>&& N > 1;
 
 // A persistent grid, so that the parameters' gradients are summed in registers. K packs of a row a thread.
 template <typename T, int N, int K, int kThreads, bool kLayer, bool kMeasure>
@@ -175,20 +182,49 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
   float dweight[K][N] = {}, dbias[K][N] = {};
   float found = 0.0f;
 
-  for (std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < p.rows;
-       row += std::int64_t{gridDim.x} * blockDim.y) {
+  // Places of x, dy and dx, which are this thread's alone.
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const auto place = [&](int operand, int k) {
+    return reinterpret_cast<T*>(shared) + ((operand * K + k) * threads + thread) * N;
+  };
+  const auto fetch = [&](std::int64_t row) {
     const std::int64_t base = row * p.cols;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int i = threadIdx.x + k * blockDim.x;
+      if (row >= p.rows || i >= packs) continue;
+      copy_async(place(0, k), p.x + base + i * N);
+      copy_async(place(1, k), p.dy + base + i * N);
+      copy_async(place(2, k), p.dx + base + i * N);
+    }
+    end_copy_group();
+  };
+
+  std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if constexpr (kAhead<T, N>) fetch(row);
+  float next_rstd = 0.0f, next_mean = 0.0f;
+  if (row < p.rows) {
+    next_rstd = p.rstd[row];
+    if constexpr (kLayer) next_mean = p.mean[row];
+  }
+  while (row < p.rows) {
+    const std::int64_t base = row * p.cols, next = row + std::int64_t{gridDim.x} * blockDim.y;
     Pack<T, N> x[K], dy[K], dx[K];
+    if constexpr (kAhead<T, N>) wait_for_copies(0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const int i = threadIdx.x + k * blockDim.x;
       if (i >= packs) continue;
-      x[k] = Pack<T, N>::load(p.x + base + i * N);
-      dy[k] = Pack<T, N>::load(p.dy + base + i * N);
-      dx[k] = Pack<T, N>::load(p.dx + base + i * N);
+      x[k] = Pack<T, N>::load(kAhead<T, N> ? place(0, k) : p.x + base + i * N);
+      dy[k] = Pack<T, N>::load(kAhead<T, N> ? place(1, k) : p.dy + base + i * N);
+      dx[k] = Pack<T, N>::load(kAhead<T, N> ? place(2, k) : p.dx + base + i * N);
     }
-    const float rstd = p.rstd[row];
-    const float mean = kLayer ? p.mean[row] : 0.0f;
+    if constexpr (kAhead<T, N>) fetch(next);
+    const float rstd = next_rstd, mean = next_mean;
+    if (next < p.rows) {
+      next_rstd = p.rstd[next];
+      if constexpr (kLayer) next_mean = p.mean[next];
+    }
 
     float sums[2] = {0.0f, 0.0f};  // of g and of g·xhat, where g = dy·weight
 #pragma unroll
@@ -234,6 +270,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
       if constexpr (kMeasure) found = largest_magnitude(found, dx[k]);
       if (p.y != nullptr) y.store(p.y + base + i * N);
     }
+    row = next;
   }
 
   if constexpr (kMeasure) raise_by_warp(p.largest, *p.largest, found);
@@ -263,12 +300,22 @@ std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Ten
       scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
   p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
-  const std::size_t shared = block.y == 1 ? 0 : block.y * static_cast<std::size_t>(p.cols) * sizeof(float);
+  const std::int64_t places = kAhead<T, N> ? std::int64_t{3} * K * block.x * block.y * 16 : 0;
+  const std::int64_t columns = block.y == 1 ? 0 : std::int64_t{block.y} * p.cols * size_of(DType::kF32);
+  const auto shared = static_cast<std::size_t>(std::max(places, columns));
   with_measuring<T>(largest, [&](auto measure) {
     constexpr bool kMeasure = decltype(measure)::value;
+    const auto allow = [&](auto* kernel) {
+      OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shared)));
+      OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                      cudaSharedmemCarveoutMaxShared));
+    };
     if (layer) {
+      allow(backward_kernel<T, N, K, kThreads, true, kMeasure>);
       backward_kernel<T, N, K, kThreads, true, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
     } else {
+      allow(backward_kernel<T, N, K, kThreads, false, kMeasure>);
       backward_kernel<T, N, K, kThreads, false, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
     }
   });
@@ -347,9 +394,8 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
   });
   OCTET_CUDA_LAUNCH("norm_backward");
   const auto* partials = static_cast<const float*>(scratch.reserve(0));
-  sum_partials(stream, partials, blocks, cols, cols, a.dweight.as<float>(), a.accumulate);
-  if (layer)
-    sum_partials(stream, partials + blocks * cols, blocks, cols, cols, a.dbias.as<float>(), a.accumulate);
+  sum_partials(stream, partials, blocks, cols, cols, a.dweight.as<float>(), a.accumulate,
+               layer ? a.dbias.as<float>() : nullptr);
 }
 
 }  // namespace octet::cuda

@@ -9,16 +9,33 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kUnroll = 4;  // heads in flight a thread
 
-// A block turns one token's heads: packs of half a head in x (each thread keeps its cosines and sines), heads
-// in y.
+// A thread turns one pack of the first half of its heads, and the same of the second: packs in x, every
+// blockDim.y-th head, tokens in z. Cosines and sines are loaded once, and heads before them, whose addresses
+// are known sooner.
 template <typename T, int N>
-__global__ void __launch_bounds__(1024)
-    rope_kernel(T* qkv, const std::int32_t* positions, const float* cos_sin, std::int64_t packed, int heads,
-                int head_size, float direction) {
-  const std::int64_t token = blockIdx.x;
-  const int half = head_size / 2, at = threadIdx.x * N;
-  const float* table = cos_sin + std::int64_t{positions[token]} * head_size + at;
+__global__ void __launch_bounds__(N == 1 ? 1024 : kThreads)
+    rope_kernel(T* qkv, const std::int32_t* positions, const float* cos_sin, std::int64_t tokens,
+                std::int64_t packed, int heads, int head_size, float direction) {
+  const std::int64_t token = std::int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
+  if (token >= tokens) return;
+  const int half = head_size / 2, at = threadIdx.x * N, step = blockDim.y;
+  T* const row = qkv + token * packed + at;
+  const auto place = [&](int head) { return row + std::int64_t{head} * head_size; };
+  Pack<T, N> a[kUnroll], b[kUnroll];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const T* const from = place(min(first + u * step, heads - 1));
+      a[u] = Pack<T, N>::load(from);
+      b[u] = Pack<T, N>::load(from + half);
+    }
+  };
+  int first = threadIdx.y;  // below `heads`
+  load(first);
+
+  const float* const table = cos_sin + std::int64_t{positions[token]} * head_size + at;
   constexpr int kTablePack = N == 1 ? 1 : 4;
   float c[N], s[N];
 #pragma unroll
@@ -31,17 +48,23 @@ __global__ void __launch_bounds__(1024)
       s[n + i] = direction * sines[i];
     }
   }
-  for (int head = threadIdx.y; head < heads; head += blockDim.y) {
-    T* first = qkv + token * packed + std::int64_t{head} * head_size + at;
-    Pack<T, N> a = Pack<T, N>::load(first), b = Pack<T, N>::load(first + half);
+  while (true) {
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const float x = a[n], y = b[n];
-      a.set(n, x * c[n] - y * s[n]);
-      b.set(n, y * c[n] + x * s[n]);
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * step >= heads) continue;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float x = a[u][n], y = b[u][n];
+        a[u].set(n, x * c[n] - y * s[n]);
+        b[u].set(n, y * c[n] + x * s[n]);
+      }
+      T* const to = place(first + u * step);
+      a[u].store(to);
+      b[u].store(to + half);
     }
-    a.store(first);
-    b.store(first + half);
+    first += step * kUnroll;
+    if (first >= heads) return;
+    load(first);
   }
 }
 
@@ -57,11 +80,13 @@ void rope(cudaStream_t stream, const HeadLayout& layout, Tensor qkv, Tensor posi
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
     const int packs = half / N;
-    const dim3 block(static_cast<unsigned>(packs),
-                     static_cast<unsigned>(std::clamp(kThreads / packs, 1, heads)));
-    rope_kernel<T, N><<<grid_size(qkv.rows), block, 0, stream>>>(
-        static_cast<T*>(qkv.data), positions.as<std::int32_t>(), cos_sin.as<float>(), layout.packed(), heads,
-        layout.head_size, inverse ? -1.0f : 1.0f);
+    const int shares = std::clamp<int>(kThreads / packs, 1, static_cast<int>(divide_up(heads, kUnroll)));
+    const int tokens = std::max(1, kThreads / (packs * shares));
+    const dim3 block(static_cast<unsigned>(packs), static_cast<unsigned>(shares),
+                     static_cast<unsigned>(tokens));
+    rope_kernel<T, N><<<grid_size(divide_up(qkv.rows, tokens)), block, 0, stream>>>(
+        static_cast<T*>(qkv.data), positions.as<std::int32_t>(), cos_sin.as<float>(), qkv.rows,
+        layout.packed(), heads, layout.head_size, inverse ? -1.0f : 1.0f);
   });
   OCTET_CUDA_LAUNCH("rope");
 }
