@@ -169,10 +169,9 @@ std::vector<DeckKey> run_keys() {
       choice(OCTET_KEY(run.pin), {"auto", "none"},
              "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
       flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too, for more memory in attention"),
-      flag(
-          OCTET_KEY(run.fuse_matmul),
-          "fuse GELU and the sums of bias gradients with the matrix products beside them, where they are not "
-          "8-bit; false: separate passes"),
+      choice(OCTET_KEY(run.fuse_matmul), {"none", "gelu", "bias", "all"},
+             "what matrix products that are not 8-bit do on the way: GELU, sums of bias gradients, or both; "
+             "none: separate passes"),
       flag(OCTET_KEY(run.tune_matmul),
            "GPU: before the first step, time several ways to compute each matrix product and take the "
            "fastest"),

@@ -97,7 +97,7 @@ class BlockStack {
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
   /// Whether the up product ends in the GELU; separate passes otherwise. Apart from what linears allow, with
   /// split the GELU's gradient has to lie in place of its input.
-  bool fuses_gelu() const { return linears_.fuses() && !context_.shape.gated() && !split_; }
+  bool fuses_gelu() const { return linears_.fuses_gelu() && !context_.shape.gated() && !split_; }
   /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
   bool keeps_activation() const { return fuses_gelu() && context_.keep_activations; }
   /// Room for the MLP's activation or its gradient while a layer works, [tokens, mlp of this rank].

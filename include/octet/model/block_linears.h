@@ -36,13 +36,13 @@ class BlockLinears {
   Tensor largest_input(int slab, LinearLayer which) const;
   Tensor largest_gradient(int slab, LinearLayer which) const;
 
-  /// Whether products take the epilogues of Matmul.
-  bool fuses() const { return context_.fuse_matmul && !fp8(); }
+  /// Whether products can end in a GELU or its gradient (Epilogue).
+  bool fuses_gelu() const { return context_.fuse_gelu && !fp8(); }
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
-  /// `activated`, where fuses(), also activated = gelu(y).
+  /// `activated`, where fuses_gelu(), also activated = gelu(y).
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
                Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
-  /// dx = dy·w, rows in `piece`; with `inner`, where fuses(), times gelu'(inner). After forward() of the
+  /// dx = dy·w, rows in `piece`; with `inner`, where fuses_gelu(), times gelu'(inner). After forward() of the
   /// layer in this slab with the same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});

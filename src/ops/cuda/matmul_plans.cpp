@@ -121,6 +121,16 @@ cublasLtEpilogue_t epilogue_of(const Matmul& args) {
   return adds_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
+// Whether kernels apart from the product may be faster. A bias is cheap in any product.
+bool in_question(cublasLtEpilogue_t epilogue) {
+  return epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS;
+}
+
+// The cache's plan of a product for which they are.
+std::vector<std::byte> apart() {
+  return {std::byte{0}};
+}
+
 bool is_plain(const Matmul& args) {
   return !args.bias && !args.sums && args.epilogue == Epilogue::kNone;
 }
@@ -213,9 +223,9 @@ MatmulPlans::Plan MatmulPlans::make_plan(const Key& key, const Matmul& args) con
   set_pointers(key, plan, args);
 
   const std::vector<cublasLtMatmulAlgo_t> results = proposals(key, plan, kProposals, workspace_);
-  plan.possible = !results.empty();
-  if (!plan.possible && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return plan;
-  if (!plan.possible) {
+  plan.fused = !results.empty();
+  if (!plan.fused && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return plan;
+  if (!plan.fused) {
     fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a product of {} [{}, {}] and {} [{}, {}] into {}",
          name_of(key.a), key.m, key.k, name_of(key.b), key.k, key.n, name_of(key.result));
   }
@@ -272,6 +282,11 @@ void MatmulPlans::recall(const Key& key, Plan& plan) const {
   const std::string name = text_of(key);
   const TimedPlan* found = cache_->find(name);
   if (found == nullptr) return;
+  if (in_question(key.epilogue) && found->plan == apart()) {
+    plan.fused = false;
+    plan.remembered = true;
+    return;
+  }
   cublasLtMatmulAlgo_t algorithm;
   cublasLtMatmulHeuristicResult_t check{};
   if (found->plan.size() == sizeof algorithm) {
@@ -290,8 +305,14 @@ void MatmulPlans::recall(const Key& key, Plan& plan) const {
 
 void MatmulPlans::time_products(cudaStream_t stream) {
   if (cache_ == nullptr) return;
+  std::vector<Matmul> compared;
+  for (const auto& [key, plan] : plans_) {
+    if (in_question(key.epilogue) && plan.fused && !plan.remembered) compared.push_back(plan.first_use);
+  }
+  // Makes plans of the products that they are to be compared with, which come first in the order of keys.
+  for (const Matmul& args : compared) run_apart(stream, args);
   for (auto& [key, plan] : plans_) {
-    if (plan.possible && !plan.remembered) choose_fastest(stream, key, plan);
+    if (plan.fused && !plan.remembered) choose_fastest(stream, key, plan);
   }
   plans_.clear();
 }
@@ -307,12 +328,22 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan
   }
   set_pointers(key, plan, plan.first_use);
   const auto run = [&](std::size_t number) {
+    if (number == algorithms.size()) {
+      run_apart(stream, plan.first_use);
+      return true;
+    }
     plan.algorithm = algorithms[number];
     return launch(stream, plan, plan.first_use) == CUBLAS_STATUS_SUCCESS;
   };
-  const std::optional<FastestLaunch> fastest = find_fastest(stream, algorithms.size(), run);
+  const std::size_t ways = algorithms.size() + (in_question(key.epilogue) ? 1 : 0);
+  const std::optional<FastestLaunch> fastest = find_fastest(stream, ways, run);
   if (!fastest) return;
-  const auto* bytes = reinterpret_cast<const std::byte*>(&algorithms[fastest->number]);
+  if (fastest->number == algorithms.size()) {
+    cache_->add(text_of(key), {apart(), fastest->microseconds});
+    return;
+  }
+  plan.algorithm = algorithms[fastest->number];
+  const auto* bytes = reinterpret_cast<const std::byte*>(&plan.algorithm);
   cache_->add(text_of(key), {{bytes, bytes + sizeof(cublasLtMatmulAlgo_t)}, fastest->microseconds});
 }
 
@@ -332,12 +363,12 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, make_plan(key, args)).first;
   Plan& plan = found->second;
-  if (!plan.possible) return run_apart(stream, args);
+  if (!plan.fused) return run_apart(stream, args);
   set_pointers(key, plan, args);
   const cublasStatus_t status = launch(stream, plan, args);
   // An epilogue that was proposed may still be refused.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED && epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
-    plan.possible = false;
+    plan.fused = false;
     return run_apart(stream, args);
   }
   check_cublas(status, "cublasLtMatmul");
