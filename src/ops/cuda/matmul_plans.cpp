@@ -110,12 +110,14 @@ cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
 
 // What a product asks for beyond itself, as one of the library's epilogues; the default one where none of
 // them is that, or addresses and sizes are not what it takes. Sums are of the library's second operand, and
-// it would round them to the result's type, so that only float32 results have them.
+// it would round them to the result's type, so that only float32 results have them. How exact its GELU is is
+// not said, so that only bfloat16 results have that.
 cublasLtEpilogue_t epilogue_of(const Matmul& args) {
   const bool adds_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
   if (args.sums) return args.y.dtype == DType::kF32 ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kNone) return adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  if (args.y.cols % 8 != 0 || alignment_of(args.inner.data) < 16) return CUBLASLT_EPILOGUE_DEFAULT;
+  const bool takes_inner = args.y.cols % 8 == 0 && alignment_of(args.inner.data) >= 16;
+  if (args.y.dtype != DType::kBF16 || !takes_inner) return CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kGeluGradient) return CUBLASLT_EPILOGUE_DGELU;
   if (!args.bias) return CUBLASLT_EPILOGUE_GELU_AUX;
   return adds_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
