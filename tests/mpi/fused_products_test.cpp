@@ -1,4 +1,5 @@
-// GPT-2 with its GELU and its sums of bias gradients as part of matrix products, against separate passes.
+// GPT-2 and Llama with their activations and sums of bias gradients as part of matrix products, against
+// separate passes.
 #include "support/training_support.h"
 
 namespace octet::test {
@@ -10,6 +11,14 @@ Deck gpt2(const std::string& device, const std::string& compute) {
   deck.model.kv_heads = 4;
   deck.model.mlp = 256;
   deck.model.tied = true;
+  deck.precision.compute = compute;
+  deck.run.device = device;
+  return deck;
+}
+
+Deck llama(const std::string& device, const std::string& compute) {
+  Deck deck = tiny_deck();
+  deck.model.mlp = 256;
   deck.precision.compute = compute;
   deck.run.device = device;
   return deck;
@@ -44,14 +53,15 @@ void expect_alike(const Outcome& found, const Outcome& expected, double loss_bou
   }
 }
 
-/// Every way to the GELU, on all ranks.
+/// Every kind alone, and with all of them every way to the GELU, on all ranks.
 void compare(Deck deck, double loss_bound, double gradient_bound) {
-  deck.run.fuse_matmul = false;
+  deck.run.fuse_matmul = "none";
   deck.memory.recompute = "selective";
   const Outcome expected = train(deck);
-  for (const bool fused : {false, true}) {
+  for (const char* fused : {"none", "activation", "bias", "all"}) {
     for (const char* recompute : {"none", "selective", "block"}) {
-      SCOPED_TRACE(fmt::format("fused {} recompute {}", fused, recompute));
+      if (std::string(fused) != "all" && std::string(recompute) != "none") continue;
+      SCOPED_TRACE(fmt::format("fuse_matmul {} recompute {}", fused, recompute));
       deck.run.fuse_matmul = fused;
       deck.memory.recompute = recompute;
       expect_alike(train(deck), expected, loss_bound, gradient_bound);
@@ -61,20 +71,24 @@ void compare(Deck deck, double loss_bound, double gradient_bound) {
 
 TEST(FusedProducts, GivesTheNumbersOfSeparatePasses) {
   compare(gpt2("cpu", "fp32"), 1e-6, 1e-5);
+  compare(llama("cpu", "fp32"), 1e-6, 1e-5);
 }
 
 TEST(FusedProducts, DiffersFromSeparatePassesByRoundingInBf16) {
   compare(gpt2("cpu", "bf16"), 2e-3, 2e-2);
+  compare(llama("cpu", "bf16"), 2e-3, 2e-2);
 }
 
 TEST(FusedProducts, CudaGivesTheNumbersOfSeparatePasses) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   compare(gpt2("cuda", "fp32"), 1e-5, 1e-4);
+  compare(llama("cuda", "fp32"), 1e-5, 1e-4);
 }
 
 TEST(FusedProducts, CudaDiffersFromSeparatePassesByRoundingInBf16) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   compare(gpt2("cuda", "bf16"), 2e-3, 2e-2);
+  compare(llama("cuda", "bf16"), 2e-3, 2e-2);
 }
 
 /// An activation is kept where it need not be rebuilt, and that alone.
@@ -82,15 +96,15 @@ TEST(FusedProducts, KeepOneActivationALayerUnlessItIsRebuilt) {
   Deck deck = gpt2("cpu", "fp32");
   deck.batch.micro = 1;
   const std::int64_t kept = deck.model.layers * deck.batch.sequence * deck.model.mlp * size_of(DType::kF32);
-  const auto activations = [&](const char* recompute, bool fused) {
+  const auto activations = [&](const char* recompute, const char* fused) {
     deck.memory.recompute = recompute;
     deck.run.fuse_matmul = fused;
     return train(deck).activations;
   };
-  const std::int64_t lean = activations("selective", true);
-  EXPECT_EQ(activations("none", true), lean + kept);
-  EXPECT_EQ(activations("none", false), lean);
-  EXPECT_LT(activations("block", true), lean);
+  const std::int64_t lean = activations("selective", "all");
+  EXPECT_EQ(activations("none", "all"), lean + kept);
+  EXPECT_EQ(activations("none", "bias"), lean);
+  EXPECT_LT(activations("block", "all"), lean);
 }
 
 }  // namespace

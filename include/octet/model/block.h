@@ -98,7 +98,7 @@ class BlockStack {
   Tensor keep(Stream& stream, Tensor dy, int slab, int kept);
   /// Whether the up product ends in the activation; separate passes otherwise. Apart from what linears allow,
   /// with split the gradient has to lie in place of the activation's input, as a SwiGLU's does anyway.
-  bool fuses_activation() const { return linears_.fuses() && (context_.shape.gated() || !split_); }
+  bool fuses_activation() const { return linears_.fuses_activation() && (context_.shape.gated() || !split_); }
   bool fuses_gelu() const { return fuses_activation() && !context_.shape.gated(); }
   /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
   bool keeps_activation() const { return fuses_gelu() && context_.keep_activations; }

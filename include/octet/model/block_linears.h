@@ -36,14 +36,14 @@ class BlockLinears {
   Tensor largest_input(int slab, LinearLayer which) const;
   Tensor largest_gradient(int slab, LinearLayer which) const;
 
-  /// Whether products take the epilogues of Matmul.
-  bool fuses() const { return context_.fuse_matmul && !fp8(); }
+  /// Whether products can end in a GELU or its gradient (Epilogue).
+  bool fuses_activation() const { return context_.fuse_activation && !fp8(); }
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
-  /// `activated`, where fuses(), also `activated`: the MLP's activation of y.
+  /// `activated`, where fuses_activation(), also `activated`: the MLP's activation of y.
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
                Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
-  /// dx = dy·w, rows in `piece`; with `inner`, where fuses(), taken on through the activation
-  /// of inner: Epilogue::kGeluGradient or kSwigluGradient. After forward() of the
+  /// dx = dy·w, rows in `piece`; with `inner`, where fuses_activation(), taken on through the activation of
+  /// inner: Epilogue::kGeluGradient or kSwigluGradient. After forward() of the
   /// layer in this slab with the same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});

@@ -110,16 +110,28 @@ cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
 
 // What a product asks for beyond itself, as one of the library's epilogues; the default one where none of
 // them is that, or addresses and sizes are not what it takes. Sums are of the library's second operand, and
-// it would round them to the result's type, so that only float32 results have them.
+// it would round them to the result's type, so that only float32 results have them. How exact its GELU is is
+// not said, so that only bfloat16 results have that.
 cublasLtEpilogue_t epilogue_of(const Matmul& args) {
   const bool adds_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
   if (args.sums) return args.y.dtype == DType::kF32 ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kNone) return adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
-  if (gated || args.y.cols % 8 != 0 || alignment_of(args.inner.data) < 16) return CUBLASLT_EPILOGUE_DEFAULT;
+  const bool gelu = args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kGeluGradient;
+  const bool takes_inner = args.y.cols % 8 == 0 && alignment_of(args.inner.data) >= 16;
+  if (!gelu || args.y.dtype != DType::kBF16 || !takes_inner) return CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kGeluGradient) return CUBLASLT_EPILOGUE_DGELU;
   if (!args.bias) return CUBLASLT_EPILOGUE_GELU_AUX;
   return adds_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// Whether kernels apart from the product may be faster. A bias is cheap in any product.
+bool in_question(cublasLtEpilogue_t epilogue) {
+  return epilogue != CUBLASLT_EPILOGUE_DEFAULT && epilogue != CUBLASLT_EPILOGUE_BIAS;
+}
+
+// The cache's plan of a product for which they are.
+std::vector<std::byte> apart() {
+  return {std::byte{0}};
 }
 
 bool is_plain(const Matmul& args) {
@@ -219,9 +231,9 @@ MatmulPlans::Plan MatmulPlans::make_plan(const Key& key, const Matmul& args) con
   set_pointers(key, plan, args);
 
   const std::vector<cublasLtMatmulAlgo_t> results = proposals(key, plan, kProposals, workspace_);
-  plan.possible = !results.empty();
-  if (!plan.possible && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return plan;
-  if (!plan.possible) {
+  plan.fused = !results.empty();
+  if (!plan.fused && key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return plan;
+  if (!plan.fused) {
     fail(ErrorKind::kDevice, "cuBLASLt has no algorithm for a product of {} [{}, {}] and {} [{}, {}] into {}",
          name_of(key.a), key.m, key.k, name_of(key.b), key.k, key.n, name_of(key.result));
   }
@@ -278,6 +290,11 @@ void MatmulPlans::recall(const Key& key, Plan& plan) const {
   const std::string name = text_of(key);
   const TimedPlan* found = cache_->find(name);
   if (found == nullptr) return;
+  if (in_question(key.epilogue) && found->plan == apart()) {
+    plan.fused = false;
+    plan.remembered = true;
+    return;
+  }
   cublasLtMatmulAlgo_t algorithm;
   cublasLtMatmulHeuristicResult_t check{};
   if (found->plan.size() == sizeof algorithm) {
@@ -296,8 +313,14 @@ void MatmulPlans::recall(const Key& key, Plan& plan) const {
 
 void MatmulPlans::time_products(cudaStream_t stream) {
   if (cache_ == nullptr) return;
+  std::vector<Matmul> compared;
+  for (const auto& [key, plan] : plans_) {
+    if (in_question(key.epilogue) && plan.fused && !plan.remembered) compared.push_back(plan.first_use);
+  }
+  // Makes plans of the products that they are to be compared with, which come first in the order of keys.
+  for (const Matmul& args : compared) run_apart(stream, args);
   for (auto& [key, plan] : plans_) {
-    if (plan.possible && !plan.remembered) choose_fastest(stream, key, plan);
+    if (plan.fused && !plan.remembered) choose_fastest(stream, key, plan);
   }
   plans_.clear();
 }
@@ -313,12 +336,22 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan
   }
   set_pointers(key, plan, plan.first_use);
   const auto run = [&](std::size_t number) {
+    if (number == algorithms.size()) {
+      run_apart(stream, plan.first_use);
+      return true;
+    }
     plan.algorithm = algorithms[number];
     return launch(stream, plan, plan.first_use) == CUBLAS_STATUS_SUCCESS;
   };
-  const std::optional<FastestLaunch> fastest = find_fastest(stream, algorithms.size(), run);
+  const std::size_t ways = algorithms.size() + (in_question(key.epilogue) ? 1 : 0);
+  const std::optional<FastestLaunch> fastest = find_fastest(stream, ways, run);
   if (!fastest) return;
-  const auto* bytes = reinterpret_cast<const std::byte*>(&algorithms[fastest->number]);
+  if (fastest->number == algorithms.size()) {
+    cache_->add(text_of(key), {apart(), fastest->microseconds});
+    return;
+  }
+  plan.algorithm = algorithms[fastest->number];
+  const auto* bytes = reinterpret_cast<const std::byte*>(&plan.algorithm);
   cache_->add(text_of(key), {{bytes, bytes + sizeof(cublasLtMatmulAlgo_t)}, fastest->microseconds});
 }
 
@@ -347,12 +380,12 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
   auto found = plans_.find(key);
   if (found == plans_.end()) found = plans_.emplace(key, make_plan(key, args)).first;
   Plan& plan = found->second;
-  if (!plan.possible) return run_apart(stream, args);
+  if (!plan.fused) return run_apart(stream, args);
   set_pointers(key, plan, args);
   const cublasStatus_t status = launch(stream, plan, args);
   // An epilogue that was proposed may still be refused.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED && epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
-    plan.possible = false;
+    plan.fused = false;
     return run_apart(stream, args);
   }
   check_cublas(status, "cublasLtMatmul");

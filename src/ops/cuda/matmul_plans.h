@@ -18,7 +18,8 @@ namespace octet::cuda {
 /// Matrix products: by hopper::Products where those are faster, else by cuBLASLt, of which an algorithm is
 /// chosen at the first use of a shape and kept: what the cache says, where there is one and it knows the
 /// product on this device, or the library's first proposal. Biases, GELUs and column sums are the library's
-/// epilogues; where it has no algorithm with one, kernels before or after the product.
+/// epilogues; where it has no algorithm with one, or timing finds that slower, kernels before or after the
+/// product.
 class MatmulPlans {
  public:
   /// `device`: its name, part of what the cache's choices hold for.
@@ -36,9 +37,9 @@ class MatmulPlans {
  private:
   /// What an algorithm is chosen for. All of it also goes into text_of.
   struct Key {
+    cublasLtEpilogue_t epilogue;  ///< first: plain products come before those that end in more
     std::int64_t m, n, k;
     bool transpose_a, transpose_b, accumulate;
-    cublasLtEpilogue_t epilogue;
     DType a, b, result;
     ScaleCut a_cut, b_cut;                      ///< of 8-bit operands
     int alignment_a, alignment_b, alignment_y;  ///< bytes, at most 256
@@ -50,7 +51,7 @@ class MatmulPlans {
     Handle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
     Handle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> a, b, y;
     cublasLtMatmulAlgo_t algorithm;
-    bool possible = true;     ///< with the epilogue
+    bool fused = true;        ///< false: run_apart()
     bool remembered = false;  ///< the algorithm is the cache's
     Matmul first_use;
   };
