@@ -9,6 +9,8 @@
 
 #include "cuda_emulation.h"
 
+#include "octet/base/error.h"
+
 namespace emulation {
 
 Here here;
@@ -184,6 +186,12 @@ const void* exchange(const void* value, std::size_t bytes, int lane) {
 }
 
 void Launch::run(const std::function<void()>& thread) const {
+  // What a GPU refuses to launch.
+  if (threads_.x * threads_.y * threads_.z > 1024 || threads_.z > 64 || blocks_.y > 65535 ||
+      blocks_.z > 65535) {
+    octet::fail(octet::ErrorKind::kDevice, "a launch of {} x {} x {} blocks of {} x {} x {} threads",
+                blocks_.x, blocks_.y, blocks_.z, threads_.x, threads_.y, threads_.z);
+  }
   for (unsigned z = 0; z < blocks_.z; ++z) {
     for (unsigned y = 0; y < blocks_.y; ++y) {
       for (unsigned x = 0; x < blocks_.x; ++x) Block(dim3(x, y, z), blocks_, threads_, shared_, thread).run();

@@ -63,8 +63,12 @@ __device__ inline float2 unpacked(std::uint32_t word) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
 }
 
+// By one instruction of the special function units, which bound the epilogues; it is off by at most 2^-11 of
+// the hyperbolic tangent, a quarter of the last bit of a bfloat16 number of size 1.
 __device__ inline float logistic(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
+  float tangent;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * x));
+  return 0.5f + 0.5f * tangent;
 }
 
 constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
