@@ -136,6 +136,9 @@ std::vector<DeckKey> optimizer_keys() {
           "in earlier steps) or by blocks of 128; all else as precision.compute = bf16"),
       count(OCTET_KEY(precision.fp8_history), between(1, 1024),
             "delayed: steps whose largest magnitudes make a scale"),
+      choice(OCTET_KEY(precision.fp8_keep_weights), {"auto", "true", "false"},
+             "8-bit copies of the blocks' weights are made once a step and kept, 2 bytes a parameter; auto: "
+             "where a step has several micro-batches, up to ZeRO 2"),
       choice(
           OCTET_KEY(memory.recompute), {"none", "selective", "block"},
           "none: all is kept but norm outputs and SwiGLU activations, which backward kernels rebuild at no "

@@ -6,13 +6,13 @@
 
 namespace octet {
 
-BlockStack::BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split,
-                       Arena& saved, Arena& scratch)
+BlockStack::BlockStack(const LayerContext& context, const std::vector<Chunk>& chunks,
+                       const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch)
     : context_(context),
       heads_(local_heads(context.shape, context.tensor.rank(), context.tensor.size())),
       attention_(context.ops, context.context, context.timer, heads_, context.compute, context.batch,
                  context.sequence, context.documents_apart, scratch),
-      linears_(context, heads_, static_cast<int>(recomputed.size()), scratch),
+      linears_(context, heads_, chunks, static_cast<int>(recomputed.size()), scratch),
       recomputed_(recomputed),
       split_(split) {
   const ModelShape& shape = context.shape;

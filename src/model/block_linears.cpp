@@ -4,24 +4,41 @@
 
 namespace octet {
 
-BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads, int slabs, Arena& scratch)
+BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
+                           const std::vector<Chunk>& chunks, int slabs, Arena& scratch)
     : context_(context), slabs_(slabs), scratch_(scratch) {
   if (!fp8()) return;
   const ModelShape& shape = context.shape;
   const std::int64_t t = context.tokens(), h = shape.hidden, f = shape.mlp / context.tensor.size();
   const std::int64_t inner = shape.gated() ? 2 * f : f, q = heads.query(), packed = heads.packed();
-  const std::int64_t weight = std::max({packed * h, h * q, inner * h, h * f});
   input_ = reserve(scratch, t, std::max({h, q, f}));
-  weight_ = reserve(scratch, h, weight / h);
   gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
   turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
-  weights_seen_.assign(static_cast<std::size_t>(shape.layers), std::vector<std::int64_t>(kLinearLayers, -1));
+  reserve_weights({packed * h, h * q, inner * h, h * f}, chunks);
   const std::int64_t rows =
       delayed() ? shape.layers * kLinearLayers * kRoles : kSlabRows * slabs + kLinearLayers * shape.layers;
   largest_ = scratch.reserve(DType::kF32, rows, 1);
   if (!delayed()) return;
   seen_ = scratch.reserve(DType::kF32, rows, 1);
   history_ = scratch.reserve(DType::kF32, rows, context.fp8_history);
+}
+
+void BlockLinears::reserve_weights(const std::array<std::int64_t, kLinearLayers>& sizes,
+                                   const std::vector<Chunk>& chunks) {
+  const std::int64_t h = context_.shape.hidden;
+  if (!context_.fp8_keep_weights) {
+    const Place shared = reserve(scratch_, h, *std::max_element(sizes.begin(), sizes.end()) / h);
+    weights_.assign(static_cast<std::size_t>(context_.shape.layers * kLinearLayers), {shared, shared});
+    return;
+  }
+  weights_.resize(static_cast<std::size_t>(context_.shape.layers * kLinearLayers));
+  for (const Chunk& chunk : chunks) {
+    for (int i = 0; i < chunk.layers * kLinearLayers; ++i) {
+      const std::int64_t cols = sizes[static_cast<std::size_t>(i % kLinearLayers)] / h;
+      weights_[static_cast<std::size_t>(chunk.first_layer * kLinearLayers + i)] = {
+          reserve(scratch_, h, cols), reserve(scratch_, h, cols)};
+    }
+  }
 }
 
 int BlockLinears::row_of(Role role, int layer, int slab, LinearLayer which) const {
@@ -109,6 +126,28 @@ void BlockLinears::quantize(Stream& stream, Tensor from, int row, bool measure, 
   context_.ops.quantize(stream, args);
 }
 
+BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, LinearLayer which, Tensor w,
+                                                    bool first_piece) {
+  Weight& weight = weight_of(layer, which);
+  const Operand straight = operand(weight.straight, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
+  const bool kept = context_.fp8_keep_weights, changed = weight.measured != state_of_weights();
+  if (!first_piece || (kept && !changed)) return straight;
+  const Operand turned = operand(weight.turned, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
+  quantize(stream, w, row_of(Role::kWeight, layer, 0, which), changed, &straight, kept ? &turned : nullptr);
+  weight.measured = state_of_weights();
+  return straight;
+}
+
+BlockLinears::Operand BlockLinears::turned_weight(Stream& stream, int layer, LinearLayer which, Tensor w,
+                                                  bool first_piece) {
+  const Weight& weight = weight_of(layer, which);
+  const Operand turned = operand(weight.turned, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
+  OCTET_ASSERT(weight.measured == state_of_weights());
+  if (first_piece && !context_.fp8_keep_weights)
+    quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &turned);
+  return turned;
+}
+
 void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y,
                             bool accumulate) {
   Matmul args;
@@ -138,16 +177,9 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
     return;
   }
   const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
-  const Operand weight = operand(weight_, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
   quantize(stream, x, row_of(Role::kInput, layer, slab, which), !known(Role::kInput, slab, which, measured),
            &input, nullptr);
-  if (piece.begin == 0) {
-    std::int64_t& seen = weights_seen_[static_cast<std::size_t>(layer)][static_cast<std::size_t>(which)];
-    const bool changed = seen != context_.parameters.version();
-    seen = context_.parameters.version();
-    quantize(stream, w, row_of(Role::kWeight, layer, slab, which), changed, &weight, nullptr);
-  }
-  multiply(stream, input, weight, bias, y, false);
+  multiply(stream, input, straight_weight(stream, layer, which, w, piece.begin == 0), bias, y, false);
 }
 
 void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
@@ -167,13 +199,9 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
   const DType type = gradient_type();
   const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
   const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
-  const Operand weight = operand(weight_, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
   quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
            !known(Role::kGradient, slab, which, measured), &gradient, in_pieces() ? nullptr : &turned);
-  if (piece.begin == 0) {
-    quantize(stream, w, row_of(Role::kWeight, layer, slab, which), false, nullptr, &weight);
-  }
-  multiply(stream, gradient, weight, {}, dx, false);
+  multiply(stream, gradient, turned_weight(stream, layer, which, w, piece.begin == 0), {}, dx, false);
 }
 
 void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
@@ -197,6 +225,7 @@ void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLa
 }
 
 void BlockLinears::begin_step(Stream& stream) {
+  ++renewals_;
   if (delayed()) context_.ops.fill(stream, seen(), 0.0f);
 }
 
@@ -209,6 +238,7 @@ void BlockLinears::finish_step(Stream& stream, const StepScalars* scalars) {
 void BlockLinears::restored(Stream& stream) {
   context_.ops.remember_largest(stream, {}, history(), scratch_.tensor(largest_), nullptr);
   remembers_ = true;
+  ++renewals_;
 }
 
 }  // namespace octet

@@ -30,7 +30,7 @@ Network::Network(const LayerContext& context, std::vector<Chunk> chunks, StreamB
                  std::int64_t logits_bytes, const std::vector<bool>& recomputed, Arena& saved, Arena& scratch)
     : context_(context),
       chunks_(std::move(chunks)),
-      blocks_(context, recomputed_slabs(chunks_, recomputed), split, saved, scratch),
+      blocks_(context, chunks_, recomputed_slabs(chunks_, recomputed), split, saved, scratch),
       scratch_(scratch) {
   const ModelShape& shape = context.shape;
   const ParameterTable& table = context.table;

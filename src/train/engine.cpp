@@ -37,6 +37,12 @@ bool fuses(const Deck& deck, const char* kind) {
   return deck.run.fuse_matmul == "all" || deck.run.fuse_matmul == kind;
 }
 
+/// Whether 8-bit weights are kept. In ZeRO 3 they would take more memory than whole parameters do.
+bool keeps_fp8_weights(const Deck& deck, std::int64_t micro_batches) {
+  const std::string& kept = deck.precision.fp8_keep_weights;
+  return kept == "auto" ? micro_batches > 1 && deck.parallel.zero < 3 : kept == "true";
+}
+
 OptimizerFormat optimizer_format(const Deck::Optimizer& optimizer) {
   const DType moments = optimizer.moments == "bf16"   ? DType::kBF16
                         : optimizer.moments == "8bit" ? DType::kI8
@@ -143,7 +149,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              deck_.precision.fp8_history,
                              fuses(deck_, "activation"),
                              fuses(deck_, "bias"),
-                             deck_.memory.recompute != "selective"};
+                             deck_.memory.recompute != "selective",
+                             keeps_fp8_weights(deck_, cut.micro_batches())};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);

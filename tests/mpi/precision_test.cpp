@@ -97,6 +97,19 @@ class MeasuringApart final : public CpuOps {
   Measurements& count_;
 };
 
+/// The CPU operators, counting the elements that 8-bit copies were made of.
+class CountingCopies final : public CpuOps {
+ public:
+  explicit CountingCopies(std::int64_t& elements) : CpuOps(1), elements_(elements) {}
+  void quantize(Stream& stream, const Quantize& args) override {
+    elements_ += args.from.size();
+    CpuOps::quantize(stream, args);
+  }
+
+ private:
+  std::int64_t& elements_;
+};
+
 double worst_difference(const Curve& a, const Curve& b) {
   double worst = 0.0;
   for (std::size_t i = 0; i < b.losses.size(); ++i)
@@ -241,6 +254,47 @@ TEST_F(Fp8, LargestMagnitudesByProducersEqualThoseOfFinishedTensors) {
   }
 }
 
+TEST_F(Fp8, KeptWeightsGiveTheSameNumbersAndAreCopiedOnceAStep) {
+  if (ranks_ > 4) GTEST_SKIP() << "eight ranks say nothing that four do not";
+  for (const char* recipe : {"current", "delayed", "block"}) {
+    for (Deck deck : layouts(fp8_deck(recipe))) {
+      const auto& p = deck.parallel;
+      SCOPED_TRACE(fmt::format("{}: tensor {} context {} pipeline {} ZeRO {} recompute {}", recipe, p.tensor,
+                               p.context, p.pipeline, p.zero, deck.memory.recompute));
+      const auto run = [&](const char* keep, bool warm_up) {
+        deck.precision.fp8_keep_weights = keep;
+        std::int64_t elements = 0;
+        EngineWrappers wrappers;
+        wrappers.ops = [&](std::unique_ptr<Ops>) { return std::make_unique<CountingCopies>(elements); };
+        Session session(MPI_COMM_WORLD, deck, {}, wrappers);
+        std::vector<float> numbers;
+        std::int64_t in_warm_ups = 0;
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          const Samples samples = learnable(deck, 700 + step);
+          if (warm_up) {  // copies made before a step do not keep it from seeing magnitudes
+            const std::int64_t before = elements;
+            session.engine().warm_up(pack(samples, session.engine().cut()).batches);
+            in_warm_ups += elements - before;
+          }
+          numbers.push_back(static_cast<float>(session.step(samples).loss));
+        }
+        if (const Tensor history = session.engine().fp8_history())
+          numbers.insert(numbers.end(), history.as<float>(), history.as<float>() + history.size());
+        return std::pair(numbers, elements - in_warm_ups);
+      };
+      const auto [expected, often] = run("false", false);
+      const auto [found, once] = run("true", true);
+      EXPECT_EQ(found, expected);
+      if (ranks_ > 1) continue;
+      const std::int64_t weights = 2 * (128 * (256 + 2 * 128) + 128 * 256 + 3 * 128 * 256);
+      const bool again = deck.memory.recompute == "block";
+      // Recomputed layers do not come to the down product again.
+      const std::int64_t recomputed = again ? weights - 2 * 128 * 256 : 0;
+      EXPECT_EQ(often - once, 2 * (8 * (2 * weights + recomputed) - weights));
+    }
+  }
+}
+
 TEST_F(Fp8, CudaTrainsLikeBf16) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   expect_like_bf16("cuda");
@@ -290,6 +344,24 @@ TEST_F(Fp8, ScalesByBlocksTakeAFewPercentOfTheCodesMemory) {
   const double plain = work_space("none"), tensor = work_space("current"), block = work_space("block");
   EXPECT_GT(tensor, plain);
   EXPECT_LT(block - plain, 1.25 * (tensor - plain));
+}
+
+TEST_F(Fp8, KeptWeightsTakeTwoBytesAParameterOfTheRanksOwnLayers) {
+  if (ranks_ > 2) GTEST_SKIP() << "for one rank, and for a pipeline of two";
+  const auto bytes = [&](const char* keep) {
+    Deck deck = fp8_deck("delayed");
+    deck.batch.micro = 1;
+    deck.parallel.pipeline = ranks_;
+    deck.precision.fp8_keep_weights = keep;
+    Session session(MPI_COMM_WORLD, deck);
+    std::int64_t sum = 0;
+    for (const auto& [name, size] : session.engine().memory()) sum += name == "work space" ? size : 0;
+    return static_cast<double>(sum);
+  };
+  const double largest = 2 * 128 * 256, layer = 128 * (256 + 2 * 128) + 128 * 256 + 3 * 128 * 256;
+  const double without = bytes("false");
+  EXPECT_NEAR(bytes("true") - without, 2 * layer * (2 / ranks_) - largest, 2e4);
+  EXPECT_EQ(bytes("auto"), bytes("true"));
 }
 
 TEST_F(Fp8, GpuWithoutThoseUnitsIsRefusedByName) {

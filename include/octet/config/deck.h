@@ -51,9 +51,10 @@ struct Deck {
     double floor = 0.1;  ///< last learning rate as a fraction of lr
   } schedule;
   struct Precision {
-    std::string compute = "bf16";   ///< fp32 | bf16
-    std::string fp8 = "none";       ///< none | current | delayed | block: linear layers of blocks
-    std::int64_t fp8_history = 16;  ///< delayed: steps whose largest magnitudes make a scale
+    std::string compute = "bf16";           ///< fp32 | bf16
+    std::string fp8 = "none";               ///< none | current | delayed | block: linear layers of blocks
+    std::int64_t fp8_history = 16;          ///< delayed: steps whose largest magnitudes make a scale
+    std::string fp8_keep_weights = "auto";  ///< auto | true | false: 8-bit weights, over a step
   } precision;
   struct Memory {
     std::string recompute = "none";    ///< none | selective | block

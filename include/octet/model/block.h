@@ -25,11 +25,11 @@ struct ResidualStream {
 /// that read their inputs anyway write them once more.
 class BlockStack {
  public:
-  /// Declares activations in the arenas: a slab for each layer and micro-batch that is held at once.
-  /// `recomputed`, of each slab: whether its layer's forward pass runs again in the backward pass. `split`:
+  /// Declares activations in the arenas: a slab for each layer of `chunks` and micro-batch that is held at
+  /// once. `recomputed`, of each slab: whether its layer's forward pass runs again in the backward pass. `split`:
   /// input and weight gradients are computed apart, so what weight gradients take is kept for each slab.
-  BlockStack(const LayerContext& context, const std::vector<bool>& recomputed, bool split, Arena& saved,
-             Arena& scratch);
+  BlockStack(const LayerContext& context, const std::vector<Chunk>& chunks,
+             const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch);
 
   const ContextAttention& attention() const { return attention_; }
   BlockLinears& linears() { return linears_; }

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
+#include "octet/model/chunk.h"
 #include "octet/model/layer_context.h"
 #include "octet/runtime/arena.h"
 
@@ -24,9 +26,11 @@ enum class Measured {
 /// weights and gradients of weights are what they are without.
 class BlockLinears {
  public:
-  /// `slabs`: of activations, as in BlockStack. Reserves memory for 8-bit copies, one of each operand at
-  /// work, and for the largest magnitudes that are known of inputs and weights.
-  BlockLinears(const LayerContext& context, const HeadLayout& heads, int slabs, Arena& scratch);
+  /// `chunks`: this rank's layers; `slabs`: of activations, as in BlockStack. Reserves memory for 8-bit
+  /// copies, one of each operand at work and, where they are kept, two of every weight, and for the largest
+  /// magnitudes that are known of inputs and weights.
+  BlockLinears(const LayerContext& context, const HeadLayout& heads, const std::vector<Chunk>& chunks,
+               int slabs, Arena& scratch);
 
   /// Before a layer's forward pass in a slab: nothing is known of what the slab will hold.
   void begin(Stream& stream, int slab);
@@ -82,6 +86,9 @@ class BlockLinears {
   bool in_pieces() const { return context_.tensor.chunks() > 1; }
   bool by_tensor() const { return context_.fp8 != Fp8Recipe::kBlock; }
   DType gradient_type() const { return by_tensor() ? DType::kE5M2 : DType::kE4M3; }
+  /// `sizes`: elements of a layer's weights. Where copies are not kept, all weights take turns in one place.
+  void reserve_weights(const std::array<std::int64_t, kLinearLayers>& sizes,
+                       const std::vector<Chunk>& chunks);
   Place reserve(Arena& scratch, std::int64_t rows, std::int64_t cols) const;
   /// The copy of a [rows, cols] matrix in a place.
   Operand operand(const Place& place, DType type, std::int64_t rows, std::int64_t cols, ScaleCut cut) const;
@@ -99,16 +106,30 @@ class BlockLinears {
   /// first, unless it comes from earlier steps.
   void quantize(Stream& stream, Tensor from, int row, bool measure, const Operand* straight,
                 const Operand* turned);
+  /// A weight and the memory of its copies, as it lies and transposed.
+  struct Weight {
+    Place straight, turned;
+    std::int64_t measured = -1;  ///< state_of_weights() when its largest magnitude was found
+  };
+  Weight& weight_of(int layer, LinearLayer which) {
+    return weights_[static_cast<std::size_t>(layer * kLinearLayers) + static_cast<std::size_t>(which)];
+  }
+  /// Never falls, and rises when parameters, or what scales are made for, may have changed. Once a step at
+  /// least, since each step is to see the magnitudes of its weights.
+  std::int64_t state_of_weights() const { return context_.parameters.version() + renewals_; }
+  /// The 8-bit copy of a layer's w, or of wᵀ, [w.rows, w.cols] or turned.
+  Operand straight_weight(Stream& stream, int layer, LinearLayer which, Tensor w, bool first_piece);
+  Operand turned_weight(Stream& stream, int layer, LinearLayer which, Tensor w, bool first_piece);
   void multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y, bool accumulate);
 
   LayerContext context_;
   int slabs_ = 0;
   Arena& scratch_;
-  Place input_, weight_, gradient_, turned_gradient_;
+  Place input_, gradient_, turned_gradient_;
   int largest_ = -1, seen_ = -1, history_ = -1;
-  bool remembers_ = false;  ///< history is not empty
-  /// Of each layer's weights: the version whose largest magnitude is known.
-  std::vector<std::vector<std::int64_t>> weights_seen_;
+  bool remembers_ = false;       ///< history is not empty
+  std::vector<Weight> weights_;  ///< by layer of the model, then linear layer
+  std::int64_t renewals_ = 0;    ///< of what state_of_weights() counts beside parameters
 };
 
 }  // namespace octet
