@@ -89,19 +89,21 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<Chunk>& ch
   }
 }
 
-void BlockStack::norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row,
-                              Tensor sum, Tensor rstd, Tensor mean, Tensor largest) {
+void BlockStack::norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
+                              const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
+                              Tensor mean) {
   const ModelShape& shape = context_.shape;
+  const Tensor y = tensor(rows_.normed, 0);
   context_.ops.norm_forward(
       stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row), weight(bias_row),
-               sum, tensor(rows_.normed, 0), rstd, mean, largest});
+               sum, y, rstd, mean, again ? Tensor{} : linears_.largest_input(slab, which),
+               linears_.input_codes(layer, which, y)});
 }
 
 void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again) {
-  const auto largest = [&](LinearLayer which) {
-    return again ? Tensor{} : linears_.largest_input(slab, which);
-  };
-  const Measured by_norm = again ? Measured::kBefore : Measured::kByProducer;
+  const Measured by_norm = linears_.direct() ? Measured::kCopied
+                           : again           ? Measured::kBefore
+                                             : Measured::kByProducer;
   Ops& ops = context_.ops;
   TensorAxis& axis = context_.tensor;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
@@ -110,8 +112,8 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
   const Tensor partial = tensor(rows_.partial, 0), delta = tensor(rows_.delta, 0);
 
-  norm_forward(stream, in, w.attention_norm, w.attention_norm_bias, x, tensor(rows_.attention_rstd, slab),
-               tensor(rows_.attention_mean, slab), largest(LinearLayer::kQkv));
+  norm_forward(stream, layer, slab, LinearLayer::kQkv, again, in, w.attention_norm, w.attention_norm_bias, x,
+               tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab));
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kQkv, piece, normed_whole, by_norm, projected);
@@ -127,33 +129,63 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
     linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out,
                    again ? Measured::kBefore : Measured::kNot, partial);
   });
-  norm_forward(stream, {x, attended}, w.mlp_norm, w.mlp_norm_bias, middle, tensor(rows_.mlp_rstd, slab),
-               tensor(rows_.mlp_mean, slab), largest(LinearLayer::kUp));
+  norm_forward(stream, layer, slab, LinearLayer::kUp, again, {x, attended}, w.mlp_norm, w.mlp_norm_bias,
+               middle, tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner,
                    fuses_gelu() || (fuses_activation() && !again) ? activated(slab) : Tensor{});
   });
 }
 
+void BlockStack::activate(Stream& stream, int layer, int slab, Tensor inner, Tensor activation) {
+  Ops& ops = context_.ops;
+  const bool gated = context_.shape.gated();
+  if (linears_.direct()) {
+    const OutputCodes codes = linears_.input_codes(layer, LinearLayer::kDown, activation);
+    return ops.coded_activation(stream, {gated, inner, codes});
+  }
+  const Tensor largest = linears_.largest_input(slab, LinearLayer::kDown);
+  if (fuses_activation()) return;  // the up product has written it
+  if (gated) {
+    ops.swiglu_forward(stream, inner, activation, largest);
+  } else {
+    ops.gelu_forward(stream, inner, activation, largest);
+  }
+}
+
+void BlockStack::activate_backward(Stream& stream, const Weights& w, int slab, Tensor inner,
+                                   Tensor activation) {
+  Ops& ops = context_.ops;
+  const bool gated = context_.shape.gated();
+  if (direct_backward()) {
+    CodedActivationBackward args;
+    args.gated = gated;
+    args.in = inner;
+    args.dout = activation;
+    args.din = linears_.gradient_codes(w.bucket - 1, LinearLayer::kUp, inner);
+    args.out = linears_.turned_input_codes(w.bucket - 1, LinearLayer::kDown, activation);
+    args.dbias = gradient(w.up_bias);
+    args.accumulate = context_.parameters.accumulates(w.bucket);
+    return ops.coded_activation_backward(stream, args);
+  }
+  const Tensor largest = linears_.largest_gradient(slab, LinearLayer::kUp);
+  if (gated) {
+    ops.swiglu_backward(stream, inner, activation, largest);
+  } else {
+    ops.gelu_backward(stream, inner, activation, largest);
+  }
+}
+
 ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
   linears_.begin(stream, slab);
   run_to_inner(stream, layer, slab, in, false);
-  Ops& ops = context_.ops;
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  const Tensor inner = tensor(rows_.inner, slab), activation = activated(slab),
-               partial = tensor(rows_.partial, 0);
-  const Tensor largest = linears_.largest_input(slab, LinearLayer::kDown);
-  if (!fuses_activation()) {
-    if (context_.shape.gated()) {
-      ops.swiglu_forward(stream, inner, activation, largest);
-    } else {
-      ops.gelu_forward(stream, inner, activation, largest);
-    }
-  }
+  const Tensor activation = activated(slab), partial = tensor(rows_.partial, 0);
+  activate(stream, layer, slab, tensor(rows_.inner, slab), activation);
   const Tensor delta =
       context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
-        linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation, Measured::kByProducer,
-                       partial);
+        linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation,
+                       linears_.direct() ? Measured::kCopied : Measured::kByProducer, partial);
       });
   return {tensor(rows_.middle, slab), delta};
 }
@@ -193,18 +225,20 @@ void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, Line
 }
 
 void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy,
-                                 Tensor x) {
+                                 Tensor x, Measured measured) {
   const LinearRows rows = rows_of(w, which);
   const bool accumulate = context_.parameters.accumulates(w.bucket);
-  const Tensor bias =
-      rows.first_bias < 0 ? Tensor{} : context_.parameters.gradient(rows.first_bias, rows.last_bias);
-  linears_.weight_gradient(stream, w.bucket - 1, slab, which, dy, x,
+  // The activation's backward pass may have added up its columns already.
+  const bool biased = rows.first_bias >= 0 && !(which == LinearLayer::kUp && direct_backward());
+  const Tensor bias = biased ? context_.parameters.gradient(rows.first_bias, rows.last_bias) : Tensor{};
+  linears_.weight_gradient(stream, w.bucket - 1, slab, which, dy, x, measured,
                            context_.parameters.gradient(rows.first, rows.last), bias, accumulate,
                            later(slab));
 }
 
-void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row,
-                               int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor dx, Tensor largest) {
+void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x,
+                               int weight_row, int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor dx,
+                               Tensor largest, const OutputCodes& copies) {
   NormBackward args;
   args.kind = context_.shape.norm();
   args.x = x;
@@ -214,7 +248,12 @@ void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Tenso
   args.mean = mean;
   args.dy = dy;
   args.dx = dx;
-  args.y = dy;
+  if (direct_backward()) {
+    args.y_codes = linears_.turned_input_codes(w.bucket - 1, which, dy);
+    args.dx_codes = copies;
+  } else {
+    args.y = dy;
+  }
   args.dweight = norm_gradient(w, slab, weight_row);
   args.dbias = norm_gradient(w, slab, bias_row);
   args.accumulate = !later(slab) && context_.parameters.accumulates(w.bucket);
@@ -246,12 +285,11 @@ BlockStack::Gaps BlockStack::fill_gaps(int slab, const TensorAxis::Work& weights
   return {weights, {}};
 }
 
-void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx, bool measured) {
-  Ops& ops = context_.ops;
+void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor dx, Measured measured) {
   TensorAxis& axis = context_.tensor;
   const Tensor inner = tensor(rows_.inner, slab);
   const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated(slab);
-  const bool gated = context_.shape.gated(), fused = gated ? fuses_activation() : keeps_activation();
+  const bool fused = context_.shape.gated() ? fuses_activation() : keeps_activation();
   // Where a GELU's activation was kept, so is its input, whose gradient takes the room for an activation.
   const Tensor dinner = keeps_activation() ? wide_mlp() : inner;
   const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
@@ -259,30 +297,25 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
-    input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole,
-                   measured ? Measured::kByProducer : Measured::kNot,
+    input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole, measured,
                    keeps_activation() ? dinner : activation, fused ? inner : Tensor{});
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
-  const Tensor largest = linears_.largest_gradient(slab, LinearLayer::kUp);
-  if (!fused) {
-    if (gated) {
-      ops.swiglu_backward(stream, inner, activation, largest);
-    } else {
-      ops.gelu_backward(stream, inner, activation, largest);
-    }
-  }
+  if (!fused) activate_backward(stream, w, slab, inner, activation);
+  const Measured remade = direct_backward() ? Measured::kCopied : Measured::kBefore;
   const Gaps gaps =
-      fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation); });
+      fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kDown, dy, activation, remade); });
   const auto product = [&](const TokenPiece& piece) {
-    input_gradient(stream, w, slab, LinearLayer::kUp, piece, dinner, Measured::kByProducer, x_whole);
+    input_gradient(stream, w, slab, LinearLayer::kUp, piece, dinner,
+                   direct_backward() ? Measured::kCopied : Measured::kByProducer, x_whole);
   };
   const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
-  norm_backward(stream, w, slab, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
+  norm_backward(stream, w, slab, LinearLayer::kUp, tensor(rows_.middle, slab), w.mlp_norm, w.mlp_norm_bias,
                 tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab), dnormed, dx,
-                linears_.largest_gradient(slab, LinearLayer::kOutput));
+                linears_.largest_gradient(slab, LinearLayer::kOutput),
+                linears_.gradient_codes(w.bucket - 1, LinearLayer::kOutput, dx));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, dinner, normed);
+  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, dinner, normed, remade);
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx, int below) {
@@ -296,7 +329,8 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
-    input_gradient(stream, w, slab, LinearLayer::kOutput, piece, dx_whole, Measured::kByProducer, dout);
+    input_gradient(stream, w, slab, LinearLayer::kOutput, piece, dx_whole,
+                   direct_backward() ? Measured::kCopied : Measured::kByProducer, dout);
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.o_dy);
   const Gaps gaps = fill_gaps(slab, [&] { weight_gradient(stream, w, slab, LinearLayer::kOutput, dy, out); });
@@ -312,18 +346,27 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
     input_gradient(stream, w, slab, LinearLayer::kQkv, piece, dqkv, Measured::kNot, x_whole);
   };
   const Tensor dnormed = axis.reduce(stream, x_whole, x, product, gaps.before_norm);
-  norm_backward(stream, w, slab, tensor(rows_.x, slab), w.attention_norm, w.attention_norm_bias,
-                tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab), dnormed, dx,
-                below < 0 ? Tensor{} : largest_gradient(below));
+  const OutputCodes none;
+  norm_backward(stream, w, slab, LinearLayer::kQkv, tensor(rows_.x, slab), w.attention_norm,
+                w.attention_norm_bias, tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab),
+                dnormed, dx, below < 0 ? Tensor{} : largest_gradient(below),
+                below < 0 ? none : linears_.gradient_codes(w.bucket - 2, LinearLayer::kDown, dx));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed);
+  if (!later(slab)) {
+    weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed,
+                    direct_backward() ? Measured::kCopied : Measured::kBefore);
+  }
 }
 
-void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx, bool measured, int below) {
+void BlockStack::backward(Stream& stream, int layer, int slab, Tensor dx, bool measured, bool above,
+                          int below) {
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   if (recomputed_[static_cast<std::size_t>(slab)])
     run_to_inner(stream, layer, slab, {tensor(rows_.x, slab), {}}, true);
-  mlp_backward(stream, w, slab, dx, measured);
+  mlp_backward(stream, w, slab, dx,
+               above && direct_backward() ? Measured::kCopied
+               : measured                 ? Measured::kByProducer
+                                          : Measured::kNot);
   attention_backward(stream, w, slab, dx, below);
 }
 

@@ -13,7 +13,7 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
   const std::int64_t inner = shape.gated() ? 2 * f : f, q = heads.query(), packed = heads.packed();
   input_ = reserve(scratch, t, std::max({h, q, f}));
   gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
-  turned_gradient_ = reserve(scratch, t, std::max({h, inner, packed}));
+  turned_gradients_ = {reserve(scratch, t, h), reserve(scratch, t, std::max(inner, packed))};
   reserve_weights({packed * h, h * q, inner * h, h * f}, chunks);
   const std::int64_t rows =
       delayed() ? shape.layers * kLinearLayers * kRoles : kSlabRows * slabs + kLinearLayers * shape.layers;
@@ -85,6 +85,7 @@ bool BlockLinears::known(Role role, int slab, LinearLayer which, Measured measur
       return static_cast<bool>(role == Role::kInput ? largest_input(slab, which)
                                                     : largest_gradient(slab, which));
     case Measured::kBefore:
+    case Measured::kCopied:
       break;
   }
   return keeps_largest();
@@ -124,6 +125,40 @@ void BlockLinears::quantize(Stream& stream, Tensor from, int row, bool measure, 
     args.transposed_scales = turned->scales;
   }
   context_.ops.quantize(stream, args);
+}
+
+OutputCodes BlockLinears::output_codes(Role role, int layer, LinearLayer which, const Tensor& sizes,
+                                       const Place* straight, const Place* turned) const {
+  if (!direct()) return {};
+  const DType type = role == Role::kGradient ? gradient_type() : DType::kE4M3;
+  const int row = row_of(role, layer, 0, which);
+  OutputCodes output;
+  output.largest = scratch_.tensor(largest_).row_range(row, 1);
+  output.seen = seen().row_range(row, 1);
+  if (straight != nullptr) {
+    const Operand copy = operand(*straight, type, sizes.rows, sizes.cols, ScaleCut::kTensor);
+    output.codes = copy.codes;
+    output.scale = copy.scales.values;
+  }
+  if (turned != nullptr) {
+    const Operand copy = operand(*turned, type, sizes.cols, sizes.rows, ScaleCut::kTensor);
+    output.transposed = copy.codes;
+    output.scale = copy.scales.values;
+  }
+  return output;
+}
+
+OutputCodes BlockLinears::input_codes(int layer, LinearLayer which, const Tensor& x) const {
+  return output_codes(Role::kInput, layer, which, x, &input_, nullptr);
+}
+
+OutputCodes BlockLinears::turned_input_codes(int layer, LinearLayer which, const Tensor& x) const {
+  return output_codes(Role::kInput, layer, which, x, nullptr, &input_);
+}
+
+OutputCodes BlockLinears::gradient_codes(int layer, LinearLayer which, const Tensor& dy) const {
+  const Place straight = straight_gradient(which);
+  return output_codes(Role::kGradient, layer, which, dy, &straight, &turned_gradient(which));
 }
 
 BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, LinearLayer which, Tensor w,
@@ -177,8 +212,10 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
     return;
   }
   const Operand input = operand(input_, DType::kE4M3, x.rows, x.cols, ScaleCut::kRow128);
-  quantize(stream, x, row_of(Role::kInput, layer, slab, which), !known(Role::kInput, slab, which, measured),
-           &input, nullptr);
+  if (measured != Measured::kCopied) {
+    quantize(stream, x, row_of(Role::kInput, layer, slab, which), !known(Role::kInput, slab, which, measured),
+             &input, nullptr);
+  }
   multiply(stream, input, straight_weight(stream, layer, which, w, piece.begin == 0), bias, y, false);
 }
 
@@ -197,15 +234,18 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
     return;
   }
   const DType type = gradient_type();
-  const Operand gradient = operand(gradient_, type, dy.rows, dy.cols, ScaleCut::kRow128);
-  const Operand turned = operand(turned_gradient_, type, dy.cols, dy.rows, ScaleCut::kRow128);
-  quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
-           !known(Role::kGradient, slab, which, measured), &gradient, in_pieces() ? nullptr : &turned);
+  const Operand gradient = operand(straight_gradient(which), type, dy.rows, dy.cols, ScaleCut::kRow128);
+  const Operand turned = operand(turned_gradient(which), type, dy.cols, dy.rows, ScaleCut::kRow128);
+  if (measured != Measured::kCopied) {
+    quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
+             !known(Role::kGradient, slab, which, measured), &gradient, in_pieces() ? nullptr : &turned);
+  }
   multiply(stream, gradient, turned_weight(stream, layer, which, w, piece.begin == 0), {}, dx, false);
 }
 
 void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
-                                   Tensor x, Tensor dw, Tensor dbias, bool accumulate, bool later) {
+                                   Tensor x, Measured measured, Tensor dw, Tensor dbias, bool accumulate,
+                                   bool later) {
   const bool sums = context_.fuse_bias_sums && !fp8();
   if (dbias && !sums) context_.ops.bias_backward(stream, dy, dbias, accumulate);
   if (!fp8()) {
@@ -214,13 +254,15 @@ void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLa
     context_.ops.matmul(stream, args);
     return;
   }
-  const Operand turned = operand(turned_gradient_, gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
+  const Operand turned =
+      operand(turned_gradient(which), gradient_type(), dy.cols, dy.rows, ScaleCut::kRow128);
   const Operand input = operand(input_, DType::kE4M3, x.cols, x.rows, ScaleCut::kRow128);
   if (later || in_pieces()) {
     quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
              !known(Role::kGradient, slab, which, Measured::kBefore), nullptr, &turned);
   }
-  quantize(stream, x, row_of(Role::kInput, layer, slab, which), in_pieces(), nullptr, &input);
+  if (measured != Measured::kCopied)
+    quantize(stream, x, row_of(Role::kInput, layer, slab, which), in_pieces(), nullptr, &input);
   multiply(stream, turned, input, {}, dw, accumulate);
 }
 

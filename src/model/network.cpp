@@ -242,9 +242,9 @@ void Network::backward(Stream& stream, int chunk, const Place& place, const Devi
     const int slab = this->slab(chunk, layer, place.slot);
     context_.parameters.begin_backward(stream, number + 1, true, !blocks_.later(slab));
     // From another stage comes the gradient alone.
-    const bool measured = at(chunk).head || layer + 1 < at(chunk).layers;
+    const bool above = layer + 1 < at(chunk).layers, measured = above || at(chunk).head;
     const int below = layer > 0 ? this->slab(chunk, layer - 1, place.slot) : -1;
-    blocks_.backward(stream, number, slab, dx, measured, below);
+    blocks_.backward(stream, number, slab, dx, measured, above, below);
     if (!blocks_.later(slab)) context_.parameters.finish_backward(stream, number + 1);
   }
   if (at(chunk).embeds) embed_backward(stream, batch, dx);

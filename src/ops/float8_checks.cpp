@@ -64,6 +64,49 @@ void check_float8(const Quantize& args) {
   OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
 }
 
+void check_codes(const OutputCodes& output, std::int64_t rows, std::int64_t cols, DType type, bool straight,
+                 bool transposed) {
+  const auto is = [&](const Tensor& tensor, std::int64_t r, std::int64_t c) {
+    return tensor.dtype == type && tensor.rows == r && tensor.cols == c;
+  };
+  const auto is_number = [](const Tensor& tensor) {
+    return tensor.dtype == DType::kF32 && tensor.size() == 1;
+  };
+  OCTET_ASSERT(rows % 16 == 0 && cols % 16 == 0);
+  OCTET_ASSERT(straight ? is(output.codes, rows, cols) : !output.codes);
+  OCTET_ASSERT(transposed ? is(output.transposed, cols, rows) : !output.transposed);
+  OCTET_ASSERT(is_number(output.largest) && is_number(output.scale));
+  OCTET_ASSERT(!output.seen || is_number(output.seen));
+}
+
+void check_codes(const NormForward& args) {
+  if (!args.codes) return;
+  OCTET_ASSERT(args.y.dtype == DType::kBF16 && !args.largest);
+  check_codes(args.codes, args.y.rows, args.y.cols, DType::kE4M3, true, false);
+}
+
+void check_codes(const NormBackward& args) {
+  OCTET_ASSERT(args.y_codes || !args.dx_codes);
+  if (!args.y_codes) return;
+  OCTET_ASSERT(args.x.dtype == DType::kBF16 && !args.y && !args.largest);
+  check_codes(args.y_codes, args.x.rows, args.x.cols, DType::kE4M3, false, true);
+  if (args.dx_codes) check_codes(args.dx_codes, args.x.rows, args.x.cols, DType::kE5M2, true, true);
+}
+
+void check_coded(const CodedActivation& args) {
+  OCTET_ASSERT(args.in.dtype == DType::kBF16);
+  check_codes(args.out, args.in.rows, args.in.cols / (args.gated ? 2 : 1), DType::kE4M3, true, false);
+}
+
+void check_coded(const CodedActivationBackward& args) {
+  const std::int64_t rows = args.dout.rows, cols = args.dout.cols;
+  OCTET_ASSERT(args.in.dtype == DType::kBF16 && args.dout.dtype == DType::kBF16);
+  OCTET_ASSERT(args.in.rows == rows && args.in.cols == cols * (args.gated ? 2 : 1));
+  check_codes(args.din, rows, args.in.cols, DType::kE5M2, true, true);
+  check_codes(args.out, rows, cols, DType::kE4M3, false, true);
+  OCTET_ASSERT(!args.dbias || (!args.gated && args.dbias.dtype == DType::kF32 && args.dbias.size() == cols));
+}
+
 void check_largest(const Tensor& output, const Tensor& largest) {
   if (!largest) return;
   OCTET_ASSERT(output.dtype == DType::kBF16 && largest.dtype == DType::kF32 && largest.size() == 1);

@@ -150,7 +150,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              fuses(deck_, "activation"),
                              fuses(deck_, "bias"),
                              deck_.memory.recompute != "selective",
-                             keeps_fp8_weights(deck_, cut.micro_batches())};
+                             keeps_fp8_weights(deck_, cut.micro_batches()),
+                             !wrappers.quantize_apart};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
     recomputed.push_back(deck_.memory.recompute == "block" && layer % deck_.memory.recompute_every == 0);

@@ -113,6 +113,13 @@ T atomicAdd(T* address, T value) {
   *address += value;
   return before;
 }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<unsigned>(bytes >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return result;
+}
 inline int __float_as_int(float value) {
   int bits;
   std::memcpy(&bits, &value, sizeof bits);

@@ -227,6 +227,12 @@ class ThreadedOps final : public Ops {
       cpu_->attention_backward(s, shape, operands, out, statistics, dout, dquery, dkey, dvalue);
     });
   }
+  void coded_activation(Stream& s, const CodedActivation& a) override {
+    later(*cpu_, s, &Ops::coded_activation, a);
+  }
+  void coded_activation_backward(Stream& s, const CodedActivationBackward& a) override {
+    later(*cpu_, s, &Ops::coded_activation_backward, a);
+  }
   void swiglu_forward(Stream& s, Tensor in, Tensor out, Tensor largest) override {
     later(*cpu_, s, &Ops::swiglu_forward, in, out, largest);
   }

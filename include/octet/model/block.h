@@ -26,8 +26,9 @@ struct ResidualStream {
 class BlockStack {
  public:
   /// Declares activations in the arenas: a slab for each layer of `chunks` and micro-batch that is held at
-  /// once. `recomputed`, of each slab: whether its layer's forward pass runs again in the backward pass. `split`:
-  /// input and weight gradients are computed apart, so what weight gradients take is kept for each slab.
+  /// once. `recomputed`, of each slab: whether its layer's forward pass runs again in the backward pass.
+  /// `split`: input and weight gradients are computed apart, so what weight gradients take is kept for each
+  /// slab.
   BlockStack(const LayerContext& context, const std::vector<Chunk>& chunks,
              const std::vector<bool>& recomputed, bool split, Arena& saved, Arena& scratch);
 
@@ -47,10 +48,10 @@ class BlockStack {
   /// in one slab.)
   ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
-  /// `measured`: largest_gradient(slab) was given to whoever wrote it; `below`: the slab of the layer that
-  /// takes it next, -1 if none does. With `split` the gradients of matrices and their biases are left to
-  /// backward_weights().
-  void backward(Stream& stream, int layer, int slab, Tensor gradient, bool measured, int below);
+  /// `measured`: largest_gradient(slab) was given to whoever wrote it; `above`: that was the layer above;
+  /// `below`: the slab of the layer that takes it next, -1 if none does. With `split` the gradients of
+  /// matrices and their biases are left to backward_weights().
+  void backward(Stream& stream, int layer, int slab, Tensor gradient, bool measured, bool above, int below);
   /// What an operator that writes the gradient of a slab's output stream raises (see
   /// BlockLinears::largest_gradient).
   Tensor largest_gradient(int slab) const { return linears_.largest_gradient(slab, LinearLayer::kDown); }
@@ -111,12 +112,23 @@ class BlockStack {
   Tensor activated(int slab) const {
     return keeps_activation() ? tensor(rows_.activation, slab) : wide_mlp();
   }
-  void norm_forward(Stream& stream, const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
-                    Tensor rstd, Tensor mean, Tensor largest);
-  /// Adds the gradient through a norm to `gradient`, measured in `largest`, and leaves the norm's output in
-  /// place of `dy`.
-  void norm_backward(Stream& stream, const Weights& w, int slab, Tensor x, int weight_row, int bias_row,
-                     Tensor rstd, Tensor mean, Tensor dy, Tensor gradient, Tensor largest);
+  /// The norm before linear layer `which`, whose 8-bit input it writes where it may. `again`: as this slab
+  /// had it before.
+  void norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
+                    const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
+                    Tensor mean);
+  /// Adds the gradient through the norm before `which` to `gradient`, measured in `largest` or copied to
+  /// `copies`, and leaves the norm's output in place of `dy`, or of the input of `which` in 8 bits.
+  void norm_backward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, int weight_row,
+                     int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor gradient, Tensor largest,
+                     const OutputCodes& copies);
+  /// The MLP's activation of `inner`, and its gradient: `inner` becomes its gradient and `activation`, the
+  /// gradient of the output, the output; or both are left, and 8-bit copies made of what they would be.
+  void activate(Stream& stream, int layer, int slab, Tensor inner, Tensor activation);
+  void activate_backward(Stream& stream, const Weights& w, int slab, Tensor inner, Tensor activation);
+  /// Whether operators of the backward pass write 8-bit operands themselves. What later weight gradients take
+  /// is kept in the compute dtype.
+  bool direct_backward() const { return linears_.direct() && !split_; }
   /// What is computed while the stream would wait for collectives around a norm's backward pass.
   struct Gaps {
     TensorAxis::Work before_norm, after_norm;
@@ -127,7 +139,7 @@ class BlockStack {
   /// operands that the next product replaces, there is no gap: it is computed now.
   Gaps fill_gaps(int slab, const TensorAxis::Work& weights);
   void attention_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient, int below);
-  void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient, bool measured);
+  void mlp_backward(Stream& stream, const Weights& weights, int slab, Tensor gradient, Measured measured);
   /// A linear layer's rows of the parameter table, first and last: q … v and gate … up are one matrix each.
   struct LinearRows {
     int first, last, first_bias, last_bias;
@@ -137,8 +149,9 @@ class BlockStack {
                       Tensor x, Measured measured, Tensor y, Tensor activated = {});
   void input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor dx, Tensor inner = {});
-  /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy.
-  void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x);
+  /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy. `measured`: of x.
+  void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x,
+                       Measured measured = Measured::kBefore);
 
   LayerContext context_;
   HeadLayout heads_;

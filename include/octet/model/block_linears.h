@@ -18,7 +18,8 @@ inline constexpr int kLinearLayers = 4;
 enum class Measured {
   kNot,         ///< nothing
   kByProducer,  ///< what largest_input() or largest_gradient() gave was raised to it
-  kBefore       ///< it is the operand that this slab had before, since begin()
+  kBefore,      ///< it is the operand that this slab had before, since begin()
+  kCopied       ///< its 8-bit copies are there: its producer had input_codes() or the like
 };
 
 /// The matrix products of a block's linear layers y = x·wᵀ, with x [t, in], w [out, in] and y [t, out]: in
@@ -40,6 +41,20 @@ class BlockLinears {
   Tensor largest_input(int slab, LinearLayer which) const;
   Tensor largest_gradient(int slab, LinearLayer which) const;
 
+  /// Whether operators write 8-bit copies themselves: where scales come from earlier steps, of which there
+  /// are some, and an operator sees all tokens of an operand at once.
+  bool direct() const {
+    return context_.fp8_direct && delayed() && remembers_ && !in_pieces() &&
+           !context_.tensor.sequence_parallel();
+  }
+  /// Where the operator that makes the input x of a linear layer writes its copy for forward(), and, later
+  /// and transposed, for weight_gradient(); and where that which makes the output gradient dy writes both
+  /// copies. Tensors give sizes alone. Each is good until the next layer's of the same kind. Empty unless
+  /// direct().
+  OutputCodes input_codes(int layer, LinearLayer which, const Tensor& x) const;
+  OutputCodes turned_input_codes(int layer, LinearLayer which, const Tensor& x) const;
+  OutputCodes gradient_codes(int layer, LinearLayer which, const Tensor& dy) const;
+
   /// Whether products can end in a GELU or its gradient (Epilogue).
   bool fuses_activation() const { return context_.fuse_activation && !fp8(); }
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
@@ -52,10 +67,10 @@ class BlockLinears {
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});
   /// dw (+)= dyᵀ·x and, where there is one, dbias (+)= column sums of dy. After forward() with this x in this
-  /// slab. Unless tokens come in pieces (TensorAxis), `dy` is what the last input_gradient() had, or it comes
-  /// `later`.
-  void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x, Tensor dw,
-                       Tensor dbias, bool accumulate, bool later);
+  /// slab. Unless tokens come in pieces (TensorAxis), `dy` is what the last input_gradient() of this layer
+  /// had, or it comes `later`. `measured`: of x, kBefore or kCopied.
+  void weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy, Tensor x,
+                       Measured measured, Tensor dw, Tensor dbias, bool accumulate, bool later);
 
   /// Whether scales come from earlier steps. Then, in every step: begin_step(); seen() is to be made the
   /// largest over all ranks; finish_step().
@@ -100,6 +115,16 @@ class BlockLinears {
   Tensor largest_of(Role role, int slab, LinearLayer which) const;
   /// Whether those rows serve whole passes: with scales from the present, of tokens in one piece.
   bool keeps_largest() const { return context_.fp8 == Fp8Recipe::kCurrent && !in_pieces(); }
+  const Place& turned_gradient(LinearLayer which) const {
+    return turned_gradients_[which == LinearLayer::kQkv || which == LinearLayer::kUp ? 1 : 0];
+  }
+  /// By tensor both copies have one scale, which stays with the transposed one.
+  Place straight_gradient(LinearLayer which) const {
+    return by_tensor() ? Place{gradient_.codes, turned_gradient(which).scales} : gradient_;
+  }
+  /// What an operator needs to write these copies, either of which may be missing.
+  OutputCodes output_codes(Role role, int layer, LinearLayer which, const Tensor& sizes,
+                           const Place* straight, const Place* turned) const;
   /// Whether an operand's largest magnitude is in its row.
   bool known(Role role, int slab, LinearLayer which, Measured measured) const;
   /// Makes the 8-bit copies of `from` that are asked for. With `measure` its largest magnitude is found
@@ -125,7 +150,9 @@ class BlockLinears {
   LayerContext context_;
   int slabs_ = 0;
   Arena& scratch_;
-  Place input_, gradient_, turned_gradient_;
+  Place input_, gradient_;
+  /// Two, since a layer's may be written while that of the layer after it is still to be read.
+  std::array<Place, 2> turned_gradients_;
   int largest_ = -1, seen_ = -1, history_ = -1;
   bool remembers_ = false;       ///< history is not empty
   std::vector<Weight> weights_;  ///< by layer of the model, then linear layer

@@ -34,6 +34,7 @@ struct LayerContext {
   bool fuse_bias_sums = true;     ///< products of weight gradients sum those of biases where they can
   bool keep_activations = true;   ///< of GELU, where that saves work, rather than rebuild them
   bool fp8_keep_weights = false;  ///< 8-bit copies of weights stay until parameters change
+  bool fp8_direct = true;         ///< kDelayed: operators write 8-bit operands themselves where they can
 
   std::int64_t tokens() const { return batch * sequence; }
 };

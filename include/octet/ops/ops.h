@@ -79,6 +79,17 @@ struct Quantize {
   Scales transposed_scales = {};  ///< out, of transposed; by tensor it may be the same memory
 };
 
+/// 8-bit copies of a bfloat16 output that its operator writes itself: those that Quantize would make of it by
+/// tensor, bit for bit, without the way through memory. Outputs have multiples of 16 rows and columns.
+struct OutputCodes {
+  Tensor largest = {};                 ///< float32 [1, 1], as in Quantize
+  Tensor seen = {};                    ///< optional float32 [1, 1], as in Quantize
+  Tensor codes = {}, transposed = {};  ///< optional out: of an output [r, c], and [c, r]
+  Tensor scale = {};                   ///< out float32 [1, 1], of both
+
+  explicit operator bool() const { return codes || transposed; }
+};
+
 enum class NormKind { kRms, kLayer };
 
 /// x = residual + delta, then y = (x - mean) · rstd · weight + bias. RMSNorm (Zhang & Sennrich 2019) has
@@ -86,13 +97,14 @@ enum class NormKind { kRms, kLayer };
 struct NormForward {
   NormKind kind = NormKind::kRms;
   float epsilon = 1e-5f;
-  Tensor residual;      ///< [t, h]
-  Tensor delta;         ///< optional [t, h]; without it x is `residual` and `sum` is not written
-  Tensor weight, bias;  ///< [1, h]; bias only for LayerNorm
-  Tensor sum;           ///< out [t, h]: x, rounded to the compute dtype before it is normalised
-  Tensor y;             ///< out [t, h]
-  Tensor rstd, mean;    ///< out float32 [1, t]; mean only for LayerNorm
-  Tensor largest = {};  ///< optional, of y: as in Ops
+  Tensor residual;         ///< [t, h]
+  Tensor delta;            ///< optional [t, h]; without it x is `residual` and `sum` is not written
+  Tensor weight, bias;     ///< [1, h]; bias only for LayerNorm
+  Tensor sum;              ///< out [t, h]: x, rounded to the compute dtype before it is normalised
+  Tensor y;                ///< out [t, h]
+  Tensor rstd, mean;       ///< out float32 [1, t]; mean only for LayerNorm
+  Tensor largest = {};     ///< optional, of y: as in Ops
+  OutputCodes codes = {};  ///< optional, of y, E4M3, not transposed; y itself is then not written
 };
 
 /// Gradients of y = norm(x), and y once more, since the backward pass has all that it takes to rebuild it.
@@ -100,11 +112,31 @@ struct NormBackward {
   NormKind kind = NormKind::kRms;
   Tensor x, weight, bias, rstd, mean;  ///< as the forward pass left them
   Tensor dy;                           ///< [t, h]
-  Tensor dx;                ///< in/out [t, h]: the gradient through the norm is added to what it holds
-  Tensor y;                 ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
-  Tensor dweight, dbias;    ///< out float32 [1, h]
-  bool accumulate = false;  ///< add to dweight and dbias instead of overwriting them
-  Tensor largest = {};      ///< optional, of dx: as in Ops
+  Tensor dx;                  ///< in/out [t, h]: the gradient through the norm is added to what it holds
+  Tensor y;                   ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
+  Tensor dweight, dbias;      ///< out float32 [1, h]
+  bool accumulate = false;    ///< add to dweight and dbias instead of overwriting them
+  Tensor largest = {};        ///< optional, of dx: as in Ops
+  OutputCodes y_codes = {};   ///< optional, of y, E4M3, transposed alone; without y, and dy is overwritten
+  OutputCodes dx_codes = {};  ///< optional, with y_codes: of dx, E5M2, both copies
+};
+
+/// swiglu_forward or gelu_forward in bfloat16 whose output is written in 8 bits alone.
+struct CodedActivation {
+  bool gated = false;  ///< SwiGLU, else GELU
+  Tensor in;           ///< [t, 2f] gates and ups, or [t, f]
+  OutputCodes out;     ///< E4M3 [t, f], not transposed
+};
+
+/// swiglu_backward or gelu_backward in bfloat16, with results in 8 bits alone; nothing is in place.
+struct CodedActivationBackward {
+  bool gated = false;
+  Tensor in;                ///< as the forward pass had it
+  Tensor dout;              ///< [t, f]
+  OutputCodes din;          ///< E5M2, the gradient of `in`, both copies
+  OutputCodes out;          ///< E4M3, the forward output, transposed alone
+  Tensor dbias = {};        ///< optional out, GELU alone: float32 [1, f], sums over rows of the rounded din
+  bool accumulate = false;  ///< add to dbias
 };
 
 /// How queries, keys and values lie in a packed projection: a row holds `heads` query heads, then `kv_heads`
@@ -307,6 +339,10 @@ class Ops {
   virtual void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) = 0;
   /// In place: `in` becomes its gradient, and dout becomes the forward output. `largest`: of the gradient.
   virtual void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) = 0;
+
+  /// The same with 8-bit outputs.
+  virtual void coded_activation(Stream& stream, const CodedActivation& args) = 0;
+  virtual void coded_activation_backward(Stream& stream, const CodedActivationBackward& args) = 0;
 
   /// out[t] = table[ids[t] - first_id] where the table holds that row, else 0; plus
   /// position_table[positions[t]] where that is given. ids, positions: int32 [1, t]; table: [rows, h].

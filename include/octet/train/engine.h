@@ -42,6 +42,7 @@ struct Evaluation {
 struct EngineWrappers {
   std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)> ops;
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> communicator;
+  bool quantize_apart = false;  ///< 8-bit operands are all made by Ops::quantize
 };
 
 /// A model and its training state on this rank: everything between a micro-batch of tokens and a weight

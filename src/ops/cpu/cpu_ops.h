@@ -42,6 +42,8 @@ class CpuOps : public Ops {
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override;
   void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) override;
   void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) override;
+  void coded_activation(Stream& stream, const CodedActivation& args) override;
+  void coded_activation_backward(Stream& stream, const CodedActivationBackward& args) override;
 
   void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
                          Tensor position_table, Tensor out) override;
@@ -74,7 +76,13 @@ class CpuOps : public Ops {
   void fill(Stream& stream, Tensor values, float value) override;
 
  private:
-  std::vector<float> matmul_scratch_;     ///< float32 blocks of bfloat16 operands
+  /// bfloat16 [rows, cols] for an output that is kept in 8 bits alone; `number`: 0 or 1. Grows when first
+  /// used.
+  Tensor wide_output(int number, std::int64_t rows, std::int64_t cols);
+  void write_codes(Stream& stream, Tensor from, const OutputCodes& to);
+
+  std::vector<float> matmul_scratch_;  ///< float32 blocks of bfloat16 operands
+  std::vector<BF16> wide_outputs_[2];
   std::vector<float> attention_scratch_;  ///< one head and a block of its score rows
 };
 

@@ -103,7 +103,15 @@ void backward(const NormBackward& args) {
 
 }  // namespace
 
-void CpuOps::norm_forward(Stream&, const NormForward& args) {
+void CpuOps::norm_forward(Stream& stream, const NormForward& args) {
+  check_codes(args);
+  if (args.codes) {
+    NormForward wide = args;
+    wide.codes = {};
+    wide.y = wide_output(0, args.y.rows, args.y.cols);
+    CpuOps::norm_forward(stream, wide);
+    return write_codes(stream, wide.y, args.codes);
+  }
   const auto same = [&](const Tensor& x) { return x.rows == args.y.rows && x.cols == args.y.cols; };
   const bool layer = args.kind == NormKind::kLayer;
   OCTET_ASSERT(same(args.residual) && args.weight.size() == args.y.cols && args.rstd.size() == args.y.rows);
@@ -115,7 +123,17 @@ void CpuOps::norm_forward(Stream&, const NormForward& args) {
   });
 }
 
-void CpuOps::norm_backward(Stream&, const NormBackward& args) {
+void CpuOps::norm_backward(Stream& stream, const NormBackward& args) {
+  check_codes(args);
+  if (args.y_codes) {
+    NormBackward wide = args;
+    wide.y_codes = wide.dx_codes = {};
+    wide.y = args.dy;
+    CpuOps::norm_backward(stream, wide);
+    write_codes(stream, wide.y, args.y_codes);
+    if (args.dx_codes) write_codes(stream, args.dx, args.dx_codes);
+    return;
+  }
   const auto same = [&](const Tensor& x) { return x.rows == args.x.rows && x.cols == args.x.cols; };
   const bool layer = args.kind == NormKind::kLayer;
   OCTET_ASSERT(same(args.dy) && same(args.dx) && (!args.y || same(args.y)));

@@ -1,6 +1,7 @@
 // SwiGLU and GELU, forward and backward.
 // Bytes moved (compute dtype of s bytes, f outputs a row): swiglu forward 3·t·f·s, backward 6·t·f·s (gate, up
 // and dout in; their replacements out); gelu forward 2·t·f·s, backward 4·t·f·s, gradient alone 3·t·f·s.
+#include "activation_math.cuh"
 #include "drivers.h"
 #include "kernel_tools.cuh"
 
@@ -8,34 +9,6 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-template <typename T>
-__device__ float sigmoid(float x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
-  } else {
-    return 1.0f / (1.0f + expf(-x));
-  }
-}
-
-// tanh(x) = 2·sigmoid(2x) - 1, good enough where the result is rounded to bfloat16.
-template <typename T>
-__device__ float hyperbolic_tangent(float x) {
-  if constexpr (std::is_same_v<T, bf16>) {
-    return 2.0f * sigmoid<T>(2.0f * x) - 1.0f;
-  } else {
-    return tanhf(x);
-  }
-}
-
-constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
-constexpr float kGeluCubic = 0.044715f;
-
-// Of gelu(v), with t = tanh(scale·(v + cubic·v³)).
-__device__ inline float gelu_derivative(float v, float t) {
-  const float inner = kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
-  return 0.5f * (1.0f + t) + 0.5f * v * (1.0f - t * t) * inner;
-}
 
 // blockIdx.x counts a row's blocks, row after row, so that only it has to be divided.
 struct RowBlocks {
@@ -70,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 8>)
     const Pack<T, N> up = Pack<T, N>::load(gate_row + (split.packs + at.pack) * N);
     Pack<T, N> y;
 #pragma unroll
-    for (int n = 0; n < N; ++n) y.set(n, gate[n] * sigmoid<T>(gate[n]) * up[n]);
+    for (int n = 0; n < N; ++n) y.set(n, swiglu<T>(gate[n], up[n]));
     y.store(out + (at.row * split.packs + at.pack) * N);
     if constexpr (kMeasure) found = largest_magnitude(found, y);
   }
@@ -91,11 +64,10 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 6>)
                grad = Pack<T, N>::load(dout_at);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const float g = gate[n], u = up[n], d = grad[n];
-      const float s = sigmoid<T>(g), silu = g * s;
-      gate.set(n, d * u * s * (1.0f + g * (1.0f - s)));
-      up.set(n, d * silu);
-      grad.set(n, silu * u);
+      const SwigluPasses of = swiglu_passes<T>(gate[n], up[n], grad[n]);
+      gate.set(n, of.dgate);
+      up.set(n, of.dup);
+      grad.set(n, of.out);
     }
     gate.store(gate_at);
     up.store(up_at);
@@ -114,10 +86,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 8>)
   if (i < packs) {
     Pack<T, N> x = Pack<T, N>::load(in + i * N);
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const float v = x[n];
-      x.set(n, 0.5f * v * (1.0f + hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v))));
-    }
+    for (int n = 0; n < N; ++n) x.set(n, gelu<T>(x[n]));
     x.store(out + i * N);
     if constexpr (kMeasure) found = largest_magnitude(found, x);
   }
@@ -134,10 +103,9 @@ __global__ void __launch_bounds__(kThreads, kResident<kMeasure, 8>)
     Pack<T, N> x = Pack<T, N>::load(in + i * N), grad = Pack<T, N>::load(dout + i * N);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const float v = x[n], d = grad[n];
-      const float t = hyperbolic_tangent<T>(kGeluScale * (v + kGeluCubic * v * v * v));
-      x.set(n, d * gelu_derivative(v, t));
-      grad.set(n, 0.5f * v * (1.0f + t));
+      const GeluPasses of = gelu_passes<T>(x[n], grad[n]);
+      x.set(n, of.din);
+      grad.set(n, of.out);
     }
     x.store(in + i * N);
     grad.store(dout + i * N);

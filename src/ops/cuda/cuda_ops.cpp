@@ -110,6 +110,7 @@ void CudaOps::norm_forward(Stream& stream, const NormForward& a) {
   OCTET_ASSERT(a.kind == NormKind::kRms ||
                (a.bias.size() == a.y.cols && a.bias.dtype == a.y.dtype && a.mean.size() == a.y.rows));
   check_largest(a.y, a.largest);
+  check_codes(a);
   cuda::norm_forward(enter(stream), a);
 }
 
@@ -120,7 +121,12 @@ void CudaOps::norm_backward(Stream& stream, const NormBackward& a) {
   OCTET_ASSERT(a.kind == NormKind::kRms || (a.bias.size() == a.x.cols && a.bias.dtype == a.x.dtype &&
                                             a.mean.size() == a.x.rows && a.dbias.size() == a.x.cols));
   check_largest(a.dx, a.largest);
-  cuda::norm_backward(enter(stream), a, scratch_);
+  check_codes(a);
+  if (a.y_codes) {
+    cuda::coded_norm_backward(enter(stream), a, scratch_);
+  } else {
+    cuda::norm_backward(enter(stream), a, scratch_);
+  }
 }
 
 void CudaOps::rope(Stream& stream, const HeadLayout& layout, Tensor qkv, Tensor positions, Tensor cos_sin,
@@ -201,6 +207,16 @@ void CudaOps::gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor large
   OCTET_ASSERT(alike(in, dout));
   check_largest(in, largest);
   cuda::gelu_backward(enter(stream), in, dout, largest);
+}
+
+void CudaOps::coded_activation(Stream& stream, const CodedActivation& a) {
+  check_coded(a);
+  cuda::coded_activation(enter(stream), a);
+}
+
+void CudaOps::coded_activation_backward(Stream& stream, const CodedActivationBackward& a) {
+  check_coded(a);
+  cuda::coded_activation_backward(enter(stream), a, scratch_);
 }
 
 void CudaOps::embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id,

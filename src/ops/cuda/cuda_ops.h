@@ -49,6 +49,8 @@ class CudaOps final : public Ops {
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override;
   void gelu_forward(Stream& stream, Tensor in, Tensor out, Tensor largest) override;
   void gelu_backward(Stream& stream, Tensor in, Tensor dout, Tensor largest) override;
+  void coded_activation(Stream& stream, const CodedActivation& args) override;
+  void coded_activation_backward(Stream& stream, const CodedActivationBackward& args) override;
 
   void embedding_forward(Stream& stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,
                          Tensor position_table, Tensor out) override;

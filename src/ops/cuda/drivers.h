@@ -17,6 +17,9 @@ namespace octet::cuda {
 void norm_forward(cudaStream_t stream, const NormForward& args);
 void norm_backward(cudaStream_t stream, const NormBackward& args, Scratch& scratch);
 
+// coded_norm.cu: with y_codes
+void coded_norm_backward(cudaStream_t stream, const NormBackward& args, Scratch& scratch);
+
 // head_norm.cu
 void head_norm_forward(cudaStream_t stream, const HeadLayout& layout, float epsilon, Tensor in,
                        Tensor q_weight, Tensor k_weight, Tensor out, Tensor rstd);
@@ -35,6 +38,10 @@ void gelu_forward(cudaStream_t stream, Tensor in, Tensor out, Tensor largest);
 void gelu_backward(cudaStream_t stream, Tensor in, Tensor dout, Tensor largest);
 /// In place: dy becomes dy · gelu'(in).
 void gelu_gradient(cudaStream_t stream, Tensor in, Tensor dy);
+
+// coded_activation.cu
+void coded_activation(cudaStream_t stream, const CodedActivation& args);
+void coded_activation_backward(cudaStream_t stream, const CodedActivationBackward& args, Scratch& scratch);
 
 // embedding.cu
 void embedding_forward(cudaStream_t stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,

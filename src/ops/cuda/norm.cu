@@ -1,11 +1,12 @@
 // RMSNorm and LayerNorm over rows of h elements, with the residual sum before them.
-// Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s; backward 5·t·h·s with y
-// (x, dy and dx in; dx and y out), else 4·t·h·s. A row is read once and kept in registers; backward in
-// bfloat16 the next row is on its way meanwhile.
+// Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s, with
+// codes s - 1 bytes an element less; backward 5·t·h·s with y (x, dy and dx in; dx and y out), else 4·t·h·s.
+// A row is read once and kept in registers; backward in bfloat16 the next row is on its way meanwhile.
 #include <algorithm>
 
 #include "async_copy.cuh"
 #include "drivers.h"
+#include "float8_codes.cuh"
 #include "kernel_tools.cuh"
 
 namespace octet::cuda {
@@ -48,9 +49,11 @@ struct Forward {
   std::int64_t rows;
   int cols;
   float epsilon;
+  CodesOut codes;
 };
 
-template <typename T, int N, bool kLayer, bool kMeasure>
+// kCodes: of y, codes are written alone, and what is raised is their `seen`.
+template <typename T, int N, bool kLayer, bool kMeasure, bool kCodes>
 __global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p) {
   constexpr int K = kForwardPacks<N>;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -58,7 +61,12 @@ __global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p
   const int packs = p.cols / N;
   const std::int64_t base = row * p.cols;
   const float known = kMeasure ? *p.largest : 0.0f;
-  float found = 0.0f;
+  float found = 0.0f, inverse = 0.0f;
+  if constexpr (kCodes) {
+    const float scale = scale_of<true>(*p.codes.largest);
+    inverse = 1.0f / scale;
+    if (row == 0 && threadIdx.x == 0) *p.codes.scale = scale;
+  }
 
   Pack<T, N> x[K];
 #pragma unroll
@@ -117,7 +125,11 @@ __global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p
         y.set(n, scaled);
       }
     }
-    y.store(p.y + base + i * N);
+    if constexpr (kCodes) {
+      *reinterpret_cast<uint2*>(p.codes.codes + base + i * N) = codes_of<true>(y, inverse);
+    } else {
+      y.store(p.y + base + i * N);
+    }
     if constexpr (kMeasure) found = largest_magnitude(found, y);
   }
   if constexpr (kMeasure) raise_by_warp(p.largest, known, found);
@@ -292,6 +304,17 @@ dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
   return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
 }
 
+template <typename T, int N, bool kMeasure, bool kCodes>
+void launch_forward(cudaStream_t stream, const Forward<T>& p, NormKind kind) {
+  const dim3 block = block_of(p.cols, N, kForwardPacks<N>);
+  const unsigned grid = grid_size(divide_up(p.rows, block.y));
+  if (kind == NormKind::kLayer) {
+    forward_kernel<T, N, true, kMeasure, kCodes><<<grid, block, 0, stream>>>(p);
+  } else {
+    forward_kernel<T, N, false, kMeasure, kCodes><<<grid, block, 0, stream>>>(p);
+  }
+}
+
 template <typename T, int N, int K, int kThreads>
 std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Tensor largest,
                              Scratch& scratch) {
@@ -341,19 +364,19 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     p.y = static_cast<T*>(a.y.data);
     p.rstd = a.rstd.as<float>();
     p.mean = a.mean.as<float>();
-    p.largest = static_cast<float*>(a.largest.data);
+    const Tensor& raised = a.codes ? a.codes.seen : a.largest;
+    p.largest = static_cast<float*>(raised.data);
     p.rows = a.residual.rows;
     p.cols = static_cast<int>(a.residual.cols);
     p.epsilon = a.epsilon;
-    const dim3 block = block_of(p.cols, N, kForwardPacks<N>);
-    const unsigned grid = grid_size(divide_up(p.rows, block.y));
-    with_measuring<T>(a.largest, [&](auto measure) {
+    p.codes = CodesOut(a.codes);
+    with_measuring<T>(raised, [&](auto measure) {
       constexpr bool kMeasure = decltype(measure)::value;
-      if (a.kind == NormKind::kLayer) {
-        forward_kernel<T, N, true, kMeasure><<<grid, block, 0, stream>>>(p);
-      } else {
-        forward_kernel<T, N, false, kMeasure><<<grid, block, 0, stream>>>(p);
+      if constexpr (std::is_same_v<T, bf16> && N == 8) {
+        if (a.codes) return launch_forward<T, N, kMeasure, true>(stream, p, a.kind);
       }
+      OCTET_ASSERT(!a.codes);
+      launch_forward<T, N, kMeasure, false>(stream, p, a.kind);
     });
   });
   OCTET_CUDA_LAUNCH("norm_forward");

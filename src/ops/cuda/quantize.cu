@@ -1,12 +1,9 @@
 // 8-bit copies of bfloat16 matrices, straight and transposed in one pass over tiles of 128 x 128.
 // Bytes moved an element: 2 for the largest magnitude; 2 + 1 for each copy.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
 #include "drivers.h"
-#include "kernel_tools.cuh"
-#include "octet/base/float8_scale.h"
+#include "float8_codes.cuh"
 
 namespace octet::cuda {
 namespace {
@@ -67,16 +64,6 @@ struct Copies {
 struct Part {
   Pack<bf16, kPack> pack[kPasses][kGroup];
 };
-
-template <bool kE4M3>
-__device__ unsigned code_of(float value) {
-  return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, kE4M3 ? __NV_E4M3 : __NV_E5M2);
-}
-
-template <bool kE4M3>
-__device__ float scale_of(float largest) {
-  return float8_scale(largest, kE4M3 ? DType::kE4M3 : DType::kE5M2);
-}
 
 template <bool kE4M3, ScaleCut kCut>
 __global__ void __launch_bounds__(kThreads)

@@ -1,0 +1,232 @@
+// SwiGLU and GELU whose results are 8-bit codes alone, straight or transposed: no bfloat16 result is written
+// or read. Bytes moved, f outputs a row: forward (gated) 5·t·f, else 3·t·f; backward 11·t·f, else 7·t·f.
+#include "activation_math.cuh"
+#include "drivers.h"
+#include "float8_codes.cuh"
+
+namespace octet::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPack = 8;    // adjacent elements of a row that a thread loads at once
+constexpr int kChunk = 16;  // codes of a row that it stores at once
+constexpr int kGroup = 4;   // adjacent rows of a thread: a word of codes in a transposed copy
+constexpr int kTileCols = 128;
+constexpr int kPacks = kTileCols / kPack;    // packs of a tile's row; half a warp lies along it
+constexpr int kGroups = kThreads / kPacks;   // groups of rows of a tile
+constexpr int kTileRows = kGroups * kGroup;  // 64
+constexpr int kWords = kGroups + 1;          // words of a tile's column in shared memory, one to spread banks
+using Eight = Pack<bf16, kPack>;
+
+struct Forward {
+  const bf16* in;
+  unsigned chunks, chunks_a_row;  // of the output
+  CodesOut out;
+};
+
+template <bool kGated>
+__global__ void __launch_bounds__(kThreads) coded_forward_kernel(const Forward p) {
+  const unsigned chunk = blockIdx.x * kThreads + threadIdx.x;
+  const float scale = scale_of<true>(*p.out.largest), inverse = 1.0f / scale;
+  const float known = p.out.known();
+  float found = 0.0f;
+  if (chunk < p.chunks) {
+    // A row of gates and ups is two rows of outputs long.
+    const unsigned row = kGated ? chunk / p.chunks_a_row : 0;
+    const std::int64_t width = std::int64_t{p.chunks_a_row} * kChunk;
+    const bf16* const from = p.in + std::int64_t{chunk} * kChunk + row * width;
+    Eight in[2], up[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      in[half] = Eight::load(from + half * kPack);
+      if constexpr (kGated) up[half] = Eight::load(from + width + half * kPack);
+    }
+    uint2 codes[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < kPack; ++n) {
+        if constexpr (kGated) {
+          in[half].set(n, swiglu<bf16>(in[half][n], up[half][n]));
+        } else {
+          in[half].set(n, gelu<bf16>(in[half][n]));
+        }
+      }
+      found = largest_magnitude(found, in[half]);
+      codes[half] = codes_of<true>(in[half], inverse);
+    }
+    *reinterpret_cast<uint4*>(p.out.codes + std::int64_t{chunk} * kChunk) =
+        make_uint4(codes[0].x, codes[0].y, codes[1].x, codes[1].y);
+  }
+  raise_by_warp(p.out.seen, known, found);
+  if (chunk == 0) *p.out.scale = scale;
+}
+
+struct Backward {
+  const bf16 *in, *dout;
+  std::int64_t rows, cols;  // of dout
+  CodesOut din, out;
+  float* partials;  // [row of tiles, cols], sums over its rows of din
+};
+
+// A thread's codes of one output: kGroup rows of kPack.
+struct Codes {
+  uint2 rows[kGroup];
+
+  // Puts them into shared memory transposed: [column, in the order of place_of()][group of rows].
+  __device__ void turn(unsigned* turned, int pack, int group) const {
+    unsigned columns[2][4];
+    turn_bytes({rows[0].x, rows[1].x, rows[2].x, rows[3].x}, columns[0]);
+    turn_bytes({rows[0].y, rows[1].y, rows[2].y, rows[3].y}, columns[1]);
+#pragma unroll
+    for (int n = 0; n < kPack; ++n) turned[(n * kPacks + pack) * kWords + group] = columns[n / 4][n % 4];
+  }
+};
+
+// Writes a tile of transposed codes to columns `first_col` … of the output, which are rows of `to`.
+__device__ void write_turned(const unsigned* turned, std::uint8_t* to, std::int64_t rows, std::int64_t cols,
+                             std::int64_t first_col) {
+  constexpr int kChunks = kTileRows / kChunk;  // of a column
+  const std::int64_t tile_row = std::int64_t{blockIdx.y} * kTileRows;
+  const std::int64_t tile_col = std::int64_t{blockIdx.x} * kTileCols;
+  for (int i = static_cast<int>(threadIdx.x); i < kTileCols * kChunks; i += kThreads) {
+    const int place = i / kChunks, part = i % kChunks;
+    const std::int64_t col = tile_col + place % kPacks * kPack + place / kPacks;
+    const std::int64_t row = tile_row + part * kChunk;
+    if (col >= cols || row >= rows) continue;
+    const unsigned* const words = turned + place * kWords + part * (kChunk / kGroup);
+    *reinterpret_cast<uint4*>(to + (first_col + col) * rows + row) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <bool kGated, bool kBias>
+__global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kernel(const Backward p) {
+  constexpr int kGradients = kGated ? 2 : 1;
+  __shared__ unsigned turned[kGradients + 1][kTileCols * kWords];
+  const int pack = static_cast<int>(threadIdx.x) % kPacks, group = static_cast<int>(threadIdx.x) / kPacks;
+  const std::int64_t row = std::int64_t{blockIdx.y} * kTileRows + group * kGroup;
+  const std::int64_t col = std::int64_t{blockIdx.x} * kTileCols + pack * kPack;
+  const bool inside = row < p.rows && col < p.cols;
+  const std::int64_t in_cols = p.cols * kGradients;
+
+  Eight in[kGradients][kGroup], dout[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    if (!inside) continue;
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g)
+      in[g][i] = Eight::load(p.in + (row + i) * in_cols + g * p.cols + col);
+    dout[i] = Eight::load(p.dout + (row + i) * p.cols + col);
+  }
+  const float din_scale = scale_of<false>(*p.din.largest), out_scale = scale_of<true>(*p.out.largest);
+  const float din_known = p.din.known(), out_known = p.out.known();
+  const float din_inverse = 1.0f / din_scale, out_inverse = 1.0f / out_scale;
+  float din_found = 0.0f, out_found = 0.0f;
+  float sums[kPack] = {};
+
+  if (inside) {
+    Codes din_codes[kGradients], out_codes;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+#pragma unroll
+      for (int n = 0; n < kPack; ++n) {
+        if constexpr (kGated) {
+          const SwigluPasses of = swiglu_passes<bf16>(in[0][i][n], in[1][i][n], dout[i][n]);
+          in[0][i].set(n, of.dgate);
+          in[1][i].set(n, of.dup);
+          dout[i].set(n, of.out);
+        } else {
+          const GeluPasses of = gelu_passes<bf16>(in[0][i][n], dout[i][n]);
+          in[0][i].set(n, of.din);
+          dout[i].set(n, of.out);
+        }
+        if constexpr (kBias) sums[n] += in[0][i][n];
+      }
+#pragma unroll
+      for (int g = 0; g < kGradients; ++g) {
+        din_found = largest_magnitude(din_found, in[g][i]);
+        din_codes[g].rows[i] = codes_of<false>(in[g][i], din_inverse);
+        *reinterpret_cast<uint2*>(p.din.codes + (row + i) * in_cols + g * p.cols + col) =
+            din_codes[g].rows[i];
+      }
+      out_found = largest_magnitude(out_found, dout[i]);
+      out_codes.rows[i] = codes_of<true>(dout[i], out_inverse);
+    }
+#pragma unroll
+    for (int g = 0; g < kGradients; ++g) din_codes[g].turn(turned[g], pack, group);
+    out_codes.turn(turned[kGradients], pack, group);
+  }
+  raise_by_warp(p.din.seen, din_known, din_found);
+  raise_by_warp(p.out.seen, out_known, out_found);
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+    *p.din.scale = din_scale;
+    *p.out.scale = out_scale;
+  }
+  if constexpr (kBias) {
+    __shared__ float warps[kThreads / 32][kTileCols];
+#pragma unroll
+    for (int n = 0; n < kPack; ++n) {
+      const float sum = sums[n] + __shfl_xor_sync(0xffffffffu, sums[n], kPacks);
+      if (threadIdx.x % 32 < kPacks) warps[threadIdx.x / 32][pack * kPack + n] = sum;
+    }
+    __syncthreads();
+    const std::int64_t to = std::int64_t{blockIdx.x} * kTileCols + threadIdx.x;
+    if (threadIdx.x < kTileCols && to < p.cols) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int warp = 0; warp < kThreads / 32; ++warp) sum += warps[warp][threadIdx.x];
+      p.partials[blockIdx.y * p.cols + to] = sum;
+    }
+  } else {
+    __syncthreads();
+  }
+#pragma unroll
+  for (int g = 0; g < kGradients; ++g) write_turned(turned[g], p.din.transposed, p.rows, p.cols, g * p.cols);
+  write_turned(turned[kGradients], p.out.transposed, p.rows, p.cols, 0);
+}
+
+}  // namespace
+
+void coded_activation(cudaStream_t stream, const CodedActivation& a) {
+  const Tensor& codes = a.out.codes;
+  OCTET_ASSERT(aligned(16, a.in.data, codes.data) && codes.size() / kChunk < 0x7fffffff);
+  const Forward p{static_cast<const bf16*>(a.in.data), static_cast<unsigned>(codes.size() / kChunk),
+                  static_cast<unsigned>(codes.cols / kChunk), CodesOut(a.out)};
+  if (p.chunks == 0) return;
+  const unsigned grid = grid_size(divide_up(p.chunks, kThreads));
+  if (a.gated) {
+    coded_forward_kernel<true><<<grid, kThreads, 0, stream>>>(p);
+  } else {
+    coded_forward_kernel<false><<<grid, kThreads, 0, stream>>>(p);
+  }
+  OCTET_CUDA_LAUNCH("coded_activation");
+}
+
+void coded_activation_backward(cudaStream_t stream, const CodedActivationBackward& a, Scratch& scratch) {
+  const std::int64_t rows = a.dout.rows, cols = a.dout.cols;
+  if (a.dout.size() == 0) return;
+  OCTET_ASSERT(
+      aligned(16, a.in.data, a.dout.data, a.din.codes.data, a.din.transposed.data, a.out.transposed.data));
+  const dim3 grid(grid_size(divide_up(cols, kTileCols)), grid_size(divide_up(rows, kTileRows)));
+  OCTET_ASSERT(grid.y <= 65535);
+  Backward p{static_cast<const bf16*>(a.in.data),
+             static_cast<const bf16*>(a.dout.data),
+             rows,
+             cols,
+             CodesOut(a.din),
+             CodesOut(a.out),
+             nullptr};
+  if (a.gated) {
+    coded_backward_kernel<true, false><<<grid, kThreads, 0, stream>>>(p);
+  } else if (!a.dbias) {
+    coded_backward_kernel<false, false><<<grid, kThreads, 0, stream>>>(p);
+  } else {
+    p.partials = static_cast<float*>(scratch.reserve(grid.y * cols * size_of(DType::kF32)));
+    coded_backward_kernel<false, true><<<grid, kThreads, 0, stream>>>(p);
+  }
+  OCTET_CUDA_LAUNCH("coded_activation_backward");
+  if (a.dbias) sum_partials(stream, p.partials, grid.y, cols, cols, a.dbias.as<float>(), a.accumulate);
+}
+
+}  // namespace octet::cuda
