@@ -36,6 +36,7 @@ class KernelMaker {
     cross_entropy();
     optimizer();
     if (sizes_.fp8) float8();
+    if (sizes_.fp8 && !sizes_.fp8_by_block) coded_outputs();
     return std::move(kernels_);
   }
 
@@ -251,6 +252,61 @@ class KernelMaker {
         "8-bit copy and transpose", 4 * elements, [=, this] { ops_.quantize(stream_, args); }, results);
     // Both copies are exact for their scales.
     for (KernelResult& result : kernels_.back().results) result.accuracy = DType::kF32;
+  }
+
+  /// Room for 8-bit copies of an output [rows, cols].
+  OutputCodes room(std::int64_t rows, std::int64_t cols, DType type, bool straight, bool transposed) {
+    OutputCodes output;
+    output.largest = memory_.put(std::vector<float>{4.0f}, 1, 1);
+    output.seen = floats(1, 1);
+    output.scale = floats(1, 1);
+    if (straight) output.codes = memory_.zeros(type, rows, cols);
+    if (transposed) output.transposed = memory_.zeros(type, cols, rows);
+    return output;
+  }
+  /// The operators that write 8-bit operands themselves. Judged by scales and sums: what rounds otherwise in
+  /// bfloat16 may get the next code, which lies far off.
+  void coded_outputs() {
+    const std::int64_t t = counts_.tokens, n = sizes_.inner, f = sizes_.mlp, h = shape_.hidden;
+    const auto inner = static_cast<double>(t * n), column = static_cast<double>(t * f);
+    const CodedActivation forward{shape_.gated(), memory_.random(DType::kBF16, t, n),
+                                  room(t, f, DType::kE4M3, true, false)};
+    add("activation, 8 bits", 2 * inner + column, [=, this] { ops_.coded_activation(stream_, forward); },
+        {forward.out.scale});
+    CodedActivationBackward backward;
+    backward.gated = forward.gated;
+    backward.in = forward.in;
+    backward.dout = memory_.random(DType::kBF16, t, f);
+    backward.din = room(t, n, DType::kE5M2, true, true);
+    backward.out = room(t, f, DType::kE4M3, false, true);
+    std::vector<Tensor> results{backward.din.scale, backward.out.scale};
+    if (!backward.gated) {
+      backward.dbias = floats(1, n);
+      results.push_back(backward.dbias);
+    }
+    add(
+        "activation gradient, 8 bits", 4 * inner + 3 * column,
+        [=, this] { ops_.coded_activation_backward(stream_, backward); }, results);
+    for (KernelResult& result : kernels_.back().results) result.accuracy = DType::kBF16;
+
+    NormBackward norm;
+    norm.kind = shape_.norm();
+    norm.x = memory_.random(DType::kBF16, t, h);
+    norm.weight = memory_.random(DType::kBF16, 1, h, 0.1, 1.0);
+    if (norm.kind == NormKind::kLayer) {
+      norm.bias = memory_.random(DType::kBF16, 1, h);
+      norm.mean = floats(1, t);
+      norm.dbias = floats(1, h);
+    }
+    norm.rstd = memory_.put(std::vector<float>(static_cast<std::size_t>(t), 1.0f), 1, t);
+    norm.dy = memory_.random(DType::kBF16, t, h);
+    norm.dx = memory_.random(DType::kBF16, t, h);
+    norm.dweight = floats(1, h);
+    norm.y_codes = room(t, h, DType::kE4M3, false, true);
+    norm.dx_codes = room(t, h, DType::kE5M2, true, true);
+    add("norm backward, 8 bits", 11.0 * static_cast<double>(t * h),
+        [=, this] { ops_.norm_backward(stream_, norm); }, {norm.dx, norm.dweight});
+    for (KernelResult& result : kernels_.back().results) result.accuracy = DType::kBF16;
   }
 
   Ops& ops_;

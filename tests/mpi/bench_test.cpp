@@ -271,6 +271,8 @@ TEST_F(Bench, EightBitProductsAndCopiesAreMeasuredWhereTheDeckHasThem) {
     EXPECT_EQ(rows(outcome, "matmul").size(), 27u) << "three of each linear layer and of the head, three "
                                                       "more of each linear layer";
     EXPECT_NE(printed_.find("8-bit copy and transpose"), std::string::npos);
+    const bool by_tensor = deck_.precision.fp8 == "current";
+    EXPECT_EQ(printed_.find("norm backward, 8 bits") != std::string::npos, by_tensor);
     EXPECT_EQ(run({"matmul"}, {"weight gradient"}).code, 5);
   }
 }
