@@ -61,6 +61,7 @@ void check_float8(const Quantize& args) {
   const ScaleCut cut = args.codes ? args.scales.cut : args.transposed_scales.cut;
   OCTET_ASSERT((cut == ScaleCut::kTensor) == static_cast<bool>(args.largest));
   OCTET_ASSERT(!args.largest || (args.largest.dtype == DType::kF32 && args.largest.size() == 1));
+  OCTET_ASSERT(!args.seen || cut == ScaleCut::kTensor);
   OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
 }
 

@@ -72,7 +72,7 @@ struct Quantize {
   /// By tensor: float32 [1, 1], the largest magnitude that the scale is made for. Larger elements become the
   /// largest value of the type.
   Tensor largest = {};
-  Tensor seen = {};               ///< optional float32 [1, 1], raised to the largest magnitude met
+  Tensor seen = {};               ///< by tensor: optional float32 [1, 1], raised to the largest magnitude
   Tensor codes = {};              ///< optional out E4M3 or E5M2 [r, c]
   Tensor transposed = {};         ///< optional out, the same type [c, r]
   Scales scales = {};             ///< out, of codes

@@ -1,22 +1,16 @@
 // SwiGLU and GELU whose results are 8-bit codes alone, straight or transposed: no bfloat16 result is written
 // or read. Bytes moved, f outputs a row: forward (gated) 5·t·f, else 3·t·f; backward 11·t·f, else 7·t·f.
 #include "activation_math.cuh"
+#include "code_tile.cuh"
 #include "drivers.h"
-#include "float8_codes.cuh"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kPack = 8;    // adjacent elements of a row that a thread loads at once
-constexpr int kChunk = 16;  // codes of a row that it stores at once
-constexpr int kGroup = 4;   // adjacent rows of a thread: a word of codes in a transposed copy
-constexpr int kTileCols = 128;
-constexpr int kPacks = kTileCols / kPack;    // packs of a tile's row; half a warp lies along it
-constexpr int kGroups = kThreads / kPacks;   // groups of rows of a tile
-constexpr int kTileRows = kGroups * kGroup;  // 64
-constexpr int kWords = kGroups + 1;          // words of a tile's column in shared memory, one to spread banks
-using Eight = Pack<bf16, kPack>;
+constexpr int kThreads = CodeTile::kThreads;
+constexpr int kPack = CodeTile::kPack;
+constexpr int kChunk = 16;  // codes of a row that a thread of the forward pass stores at once
+using Eight = CodeTile::Elements;
 
 struct Forward {
   const bf16* in;
@@ -69,44 +63,12 @@ struct Backward {
   float* partials;  // [row of tiles, cols], sums over its rows of din
 };
 
-// A thread's codes of one output: kGroup rows of kPack.
-struct Codes {
-  uint2 rows[kGroup];
-
-  // Puts them into shared memory transposed: [column, in the order of place_of()][group of rows].
-  __device__ void turn(unsigned* turned, int pack, int group) const {
-    unsigned columns[2][4];
-    turn_bytes({rows[0].x, rows[1].x, rows[2].x, rows[3].x}, columns[0]);
-    turn_bytes({rows[0].y, rows[1].y, rows[2].y, rows[3].y}, columns[1]);
-#pragma unroll
-    for (int n = 0; n < kPack; ++n) turned[(n * kPacks + pack) * kWords + group] = columns[n / 4][n % 4];
-  }
-};
-
-// Writes a tile of transposed codes to columns `first_col` … of the output, which are rows of `to`.
-__device__ void write_turned(const unsigned* turned, std::uint8_t* to, std::int64_t rows, std::int64_t cols,
-                             std::int64_t first_col) {
-  constexpr int kChunks = kTileRows / kChunk;  // of a column
-  const std::int64_t tile_row = std::int64_t{blockIdx.y} * kTileRows;
-  const std::int64_t tile_col = std::int64_t{blockIdx.x} * kTileCols;
-  for (int i = static_cast<int>(threadIdx.x); i < kTileCols * kChunks; i += kThreads) {
-    const int place = i / kChunks, part = i % kChunks;
-    const std::int64_t col = tile_col + place % kPacks * kPack + place / kPacks;
-    const std::int64_t row = tile_row + part * kChunk;
-    if (col >= cols || row >= rows) continue;
-    const unsigned* const words = turned + place * kWords + part * (kChunk / kGroup);
-    *reinterpret_cast<uint4*>(to + (first_col + col) * rows + row) =
-        make_uint4(words[0], words[1], words[2], words[3]);
-  }
-}
-
 template <bool kGated, bool kBias>
 __global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kernel(const Backward p) {
-  constexpr int kGradients = kGated ? 2 : 1;
-  __shared__ unsigned turned[kGradients + 1][kTileCols * kWords];
-  const int pack = static_cast<int>(threadIdx.x) % kPacks, group = static_cast<int>(threadIdx.x) / kPacks;
-  const std::int64_t row = std::int64_t{blockIdx.y} * kTileRows + group * kGroup;
-  const std::int64_t col = std::int64_t{blockIdx.x} * kTileCols + pack * kPack;
+  constexpr int kGradients = kGated ? 2 : 1, kGroup = CodeTile::kGroup;
+  __shared__ CodeTile::Turned turned[kGradients + 1];
+  const CodeTile tile;
+  const std::int64_t row = tile.row(), col = tile.col();
   const bool inside = row < p.rows && col < p.cols;
   const std::int64_t in_cols = p.cols * kGradients;
 
@@ -126,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kerne
   float sums[kPack] = {};
 
   if (inside) {
-    Codes din_codes[kGradients], out_codes;
+    uint2 din_codes[kGradients][kGroup], out_codes[kGroup];
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
 #pragma unroll
@@ -146,16 +108,15 @@ __global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kerne
 #pragma unroll
       for (int g = 0; g < kGradients; ++g) {
         din_found = largest_magnitude(din_found, in[g][i]);
-        din_codes[g].rows[i] = codes_of<false>(in[g][i], din_inverse);
-        *reinterpret_cast<uint2*>(p.din.codes + (row + i) * in_cols + g * p.cols + col) =
-            din_codes[g].rows[i];
+        din_codes[g][i] = codes_of<false>(in[g][i], din_inverse);
+        *reinterpret_cast<uint2*>(p.din.codes + (row + i) * in_cols + g * p.cols + col) = din_codes[g][i];
       }
       out_found = largest_magnitude(out_found, dout[i]);
-      out_codes.rows[i] = codes_of<true>(dout[i], out_inverse);
+      out_codes[i] = codes_of<true>(dout[i], out_inverse);
     }
 #pragma unroll
-    for (int g = 0; g < kGradients; ++g) din_codes[g].turn(turned[g], pack, group);
-    out_codes.turn(turned[kGradients], pack, group);
+    for (int g = 0; g < kGradients; ++g) tile.turn(din_codes[g], turned[g]);
+    tile.turn(out_codes, turned[kGradients]);
   }
   raise_by_warp(p.din.seen, din_known, din_found);
   raise_by_warp(p.out.seen, out_known, out_found);
@@ -164,15 +125,16 @@ __global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kerne
     *p.out.scale = out_scale;
   }
   if constexpr (kBias) {
-    __shared__ float warps[kThreads / 32][kTileCols];
+    constexpr int kCols = CodeTile::kCols, kPacks = CodeTile::kPacks;
+    __shared__ float warps[kThreads / 32][kCols];
 #pragma unroll
     for (int n = 0; n < kPack; ++n) {
       const float sum = sums[n] + __shfl_xor_sync(0xffffffffu, sums[n], kPacks);
-      if (threadIdx.x % 32 < kPacks) warps[threadIdx.x / 32][pack * kPack + n] = sum;
+      if (threadIdx.x % 32 < kPacks) warps[threadIdx.x / 32][tile.pack * kPack + n] = sum;
     }
     __syncthreads();
-    const std::int64_t to = std::int64_t{blockIdx.x} * kTileCols + threadIdx.x;
-    if (threadIdx.x < kTileCols && to < p.cols) {
+    const std::int64_t to = tile.first_col + threadIdx.x;
+    if (threadIdx.x < kCols && to < p.cols) {
       float sum = 0.0f;
 #pragma unroll
       for (int warp = 0; warp < kThreads / 32; ++warp) sum += warps[warp][threadIdx.x];
@@ -182,8 +144,9 @@ __global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kerne
     __syncthreads();
   }
 #pragma unroll
-  for (int g = 0; g < kGradients; ++g) write_turned(turned[g], p.din.transposed, p.rows, p.cols, g * p.cols);
-  write_turned(turned[kGradients], p.out.transposed, p.rows, p.cols, 0);
+  for (int g = 0; g < kGradients; ++g)
+    tile.write(turned[g], p.din.transposed + g * p.cols * p.rows, p.rows, p.cols);
+  tile.write(turned[kGradients], p.out.transposed, p.rows, p.cols);
 }
 
 }  // namespace
@@ -208,7 +171,7 @@ void coded_activation_backward(cudaStream_t stream, const CodedActivationBackwar
   if (a.dout.size() == 0) return;
   OCTET_ASSERT(
       aligned(16, a.in.data, a.dout.data, a.din.codes.data, a.din.transposed.data, a.out.transposed.data));
-  const dim3 grid(grid_size(divide_up(cols, kTileCols)), grid_size(divide_up(rows, kTileRows)));
+  const dim3 grid(grid_size(divide_up(cols, CodeTile::kCols)), grid_size(divide_up(rows, CodeTile::kRows)));
   OCTET_ASSERT(grid.y <= 65535);
   Backward p{static_cast<const bf16*>(a.in.data),
              static_cast<const bf16*>(a.dout.data),

@@ -1,9 +1,9 @@
-// 8-bit copies of bfloat16 matrices, straight and transposed in one pass over tiles of 128 x 128.
+// 8-bit copies of bfloat16 matrices, straight and transposed in one pass over tiles.
 // Bytes moved an element: 2 for the largest magnitude; 2 + 1 for each copy.
 #include <algorithm>
 
+#include "code_tile.cuh"
 #include "drivers.h"
-#include "float8_codes.cuh"
 
 namespace octet::cuda {
 namespace {
@@ -60,11 +60,48 @@ struct Copies {
   float* seen;
 };
 
+// One scale for all.
+template <bool kE4M3>
+__global__ void __launch_bounds__(CodeTile::kThreads, 5)
+    tensor_kernel(const bf16* from, std::int64_t rows, std::int64_t cols, Copies out) {
+  __shared__ CodeTile::Turned turned;
+  const CodeTile tile;
+  const std::int64_t row = tile.row(), col = tile.col();
+  const bool inside = row < rows && col < cols;
+  CodeTile::Elements elements[CodeTile::kGroup];
+#pragma unroll
+  for (int i = 0; i < CodeTile::kGroup; ++i) {
+    if (inside) elements[i] = CodeTile::Elements::load(from + (row + i) * cols + col);
+  }
+  const float scale = scale_of<kE4M3>(*out.largest), inverse = 1.0f / scale;
+  const float known = out.seen != nullptr ? *out.seen : 0.0f;
+  float found = 0.0f;
+  if (inside) {
+    uint2 codes[CodeTile::kGroup];
+#pragma unroll
+    for (int i = 0; i < CodeTile::kGroup; ++i) {
+      found = largest_magnitude(found, elements[i]);
+      codes[i] = codes_of<kE4M3>(elements[i], inverse);
+      if (out.codes != nullptr) *reinterpret_cast<uint2*>(out.codes + (row + i) * cols + col) = codes[i];
+    }
+    if (out.transposed != nullptr) tile.turn(codes, turned);
+  }
+  if (out.seen != nullptr) raise_by_warp(out.seen, known, found);
+  if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
+    if (out.codes != nullptr) *out.scales = scale;
+    if (out.transposed != nullptr) *out.transposed_scales = scale;
+  }
+  if (out.transposed == nullptr) return;
+  __syncthreads();
+  tile.write(turned, out.transposed, rows, cols);
+}
+
 // A thread's part of a tile: kPasses · kGroup rows of kPack elements.
 struct Part {
   Pack<bf16, kPack> pack[kPasses][kGroup];
 };
 
+// A scale for parts of 128: kCut is kRow128 or kSquare128.
 template <bool kE4M3, ScaleCut kCut>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(const bf16* from, std::int64_t rows, std::int64_t cols, Copies out) {
@@ -75,8 +112,6 @@ __global__ void __launch_bounds__(kThreads)
   const int pack = static_cast<int>(threadIdx.x) % kPacks, group = static_cast<int>(threadIdx.x) / kPacks;
   const std::int64_t tile_row = std::int64_t{blockIdx.y} * kTile, tile_col = std::int64_t{blockIdx.x} * kTile;
   const std::int64_t col = tile_col + pack * kPack;
-  const float given =
-      kCut == ScaleCut::kTensor ? *out.largest : 0.0f;  // early: its latency hides behind the tile's
   const auto row_of = [&](int pass) { return tile_row + (pass * kGroups + group) * kGroup; };
 
   Part part;
@@ -125,25 +160,16 @@ __global__ void __launch_bounds__(kThreads)
     }
   } else {
     float found = 0.0f;
-    if (kCut == ScaleCut::kSquare128 || out.seen != nullptr) {
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
+    for (int pass = 0; pass < kPasses; ++pass) {
 #pragma unroll
-        for (int i = 0; i < kGroup; ++i) {
-#pragma unroll
-          for (int n = 0; n < kPack; ++n) found = fmaxf(found, fabsf(part.pack[pass][i][n]));
-        }
-      }
-      found = block_max(found);
+      for (int i = 0; i < kGroup; ++i) found = largest_magnitude(found, part.pack[pass][i]);
     }
-    if (out.seen != nullptr && threadIdx.x == 0) raise(out.seen, found);
-    const float scale = scale_of<kE4M3>(kCut == ScaleCut::kTensor ? given : found);
-    const bool first = blockIdx.x == 0 && blockIdx.y == 0;
-    if (threadIdx.x == 0 && (kCut == ScaleCut::kSquare128 || first)) {
+    const float scale = scale_of<kE4M3>(block_max(found));
+    if (threadIdx.x == 0) {
       const std::int64_t i = tile_row / kTile, j = tile_col / kTile;
-      if (out.codes != nullptr) out.scales[kCut == ScaleCut::kTensor ? 0 : i * out.scale_cols + j] = scale;
-      if (out.transposed != nullptr)
-        out.transposed_scales[kCut == ScaleCut::kTensor ? 0 : j * out.transposed_scale_cols + i] = scale;
+      if (out.codes != nullptr) out.scales[i * out.scale_cols + j] = scale;
+      if (out.transposed != nullptr) out.transposed_scales[j * out.transposed_scale_cols + i] = scale;
     }
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -199,12 +225,14 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kE4M3>
 void launch(cudaStream_t stream, const Quantize& args, const Copies& out, ScaleCut cut) {
   const std::int64_t rows = args.from.rows, cols = args.from.cols;
-  const dim3 grid(grid_size(divide_up(cols, kTile)), grid_size(divide_up(rows, kTile)));
+  const bool by_tensor = cut == ScaleCut::kTensor;
+  const dim3 grid(grid_size(divide_up(cols, by_tensor ? CodeTile::kCols : kTile)),
+                  grid_size(divide_up(rows, by_tensor ? CodeTile::kRows : kTile)));
   OCTET_ASSERT(grid.y <= 65535);
   const auto* const from = static_cast<const bf16*>(args.from.data);
   switch (cut) {
     case ScaleCut::kTensor:
-      quantize_kernel<kE4M3, ScaleCut::kTensor><<<grid, kThreads, 0, stream>>>(from, rows, cols, out);
+      tensor_kernel<kE4M3><<<grid, CodeTile::kThreads, 0, stream>>>(from, rows, cols, out);
       break;
     case ScaleCut::kRow128:
       quantize_kernel<kE4M3, ScaleCut::kRow128><<<grid, kThreads, 0, stream>>>(from, rows, cols, out);
