@@ -32,11 +32,6 @@ Fp8Recipe fp8_recipe(const Deck& deck) {
   return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
 }
 
-/// Whether a kind of pass is to be part of matrix products.
-bool fuses(const Deck& deck, const char* kind) {
-  return deck.run.fuse_matmul == "all" || deck.run.fuse_matmul == kind;
-}
-
 OptimizerFormat optimizer_format(const Deck::Optimizer& optimizer) {
   const DType moments = optimizer.moments == "bf16"   ? DType::kBF16
                         : optimizer.moments == "8bit" ? DType::kI8
@@ -141,8 +136,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              cut.mask_documents,
                              fp8_recipe(deck_),
                              deck_.precision.fp8_history,
-                             fuses(deck_, "activation"),
-                             fuses(deck_, "bias"),
+                             deck_.run.fuse_matmul,
                              deck_.memory.recompute != "selective"};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
