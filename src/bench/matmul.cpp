@@ -30,12 +30,12 @@ PartResult bench_matmul(BenchSession& session) {
   const LocalSizes sizes(session);
   const std::int64_t h = sizes.shape.hidden;
   const char* const head = "head";
-  const bool biases = sizes.shape.biases(), gelu = !sizes.shape.gated();
+  const bool gelu = !sizes.shape.gated();
   std::vector<Linear> linears = {
-      {"qkv", sizes.tokens, sizes.heads.packed(), h, biases || sizes.shape.qkv_bias},
-      {"attention out", sizes.tokens, h, sizes.heads.query(), biases},
-      {gelu ? "up" : "gate, up", sizes.tokens, sizes.inner, h, biases, gelu, false},
-      {"down", sizes.tokens, h, sizes.mlp, biases, false, gelu},
+      {"qkv", sizes.tokens, sizes.heads.packed(), h},
+      {"attention out", sizes.tokens, h, sizes.heads.query()},
+      {gelu ? "up" : "gate, up", sizes.tokens, sizes.inner, h, gelu, false},
+      {"down", sizes.tokens, h, sizes.mlp, false, gelu},
       {head, sizes.logits_rows, sizes.vocabulary_rows, h},
   };
   result.title =
@@ -102,7 +102,7 @@ PartResult bench_matmul(BenchSession& session) {
   }
   result.notes.push_back(
       "y is [m, n], k the length of its sums; weight gradients are added to float32; work is that of the "
-      "product alone, also where it ends in a GELU or sums a bias's gradient; "
+      "product alone, also where it ends in a GELU or its gradient; "
       "8-bit products are compared with twice the peak of bfloat16; "
       "times are of the slowest rank, short bursts: under lasting load clocks may fall");
   return result;

@@ -11,7 +11,6 @@ namespace octet {
 struct Linear {
   const char* name;
   std::int64_t rows, out, in;
-  bool biased = false;
   bool before_gelu = false, behind_gelu = false;
 };
 
@@ -19,7 +18,7 @@ struct Linear {
 struct MatmulPass {
   const char* name;
   Matmul args;
-  double start = 0.0;  ///< what y, and sums, hold everywhere before
+  double start = 0.0;  ///< what y holds everywhere before
 
   /// Length of the sums.
   std::int64_t inner() const { return args.transpose_a ? args.a.rows : args.a.cols; }
@@ -27,7 +26,7 @@ struct MatmulPass {
 
 /// Forward, input gradient, weight gradient, as training calls them.
 std::vector<MatmulPass> make_passes(Operands& memory, const Linear& linear, DType compute);
-/// Those of them that can end in a GELU or its gradient, or sum the gradient of a bias, in that form.
+/// Those of them that can end in a GELU, behind a bias, or in its gradient, in that form.
 std::vector<MatmulPass> make_fused_passes(Operands& memory, const Linear& linear, DType compute);
 /// The three of 8-bit copies: activations and weights E4M3, gradients E5M2, with one scale each; by block all
 /// E4M3.

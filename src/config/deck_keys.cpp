@@ -176,9 +176,9 @@ std::vector<DeckKey> run_keys() {
           OCTET_KEY(run.matmul), {"auto", "cublas", "own"},
           "GPU: matrix products on Hopper by own kernels where they are faster than cuBLAS (auto), never, or "
           "wherever there is one"),
-      choice(OCTET_KEY(run.fuse_matmul), {"none", "activation", "bias", "all"},
-             "what matrix products that are not 8-bit do on the way: GELU or SwiGLU, sums of bias gradients, "
-             "or both; none: separate passes"),
+      flag(OCTET_KEY(run.fuse_matmul),
+           "matrix products that are not 8-bit end in the MLP's activation, GELU or SwiGLU, or in its "
+           "gradient; false: separate passes"),
       flag(OCTET_KEY(run.tune_matmul),
            "GPU: before the first step, time several ways to compute each matrix product and take the "
            "fastest"),

@@ -246,12 +246,9 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
 void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
                                    Tensor x, Measured measured, Tensor dw, Tensor dbias, bool accumulate,
                                    bool later) {
-  const bool sums = context_.fuse_bias_sums && !fp8();
-  if (dbias && !sums) context_.ops.bias_backward(stream, dy, dbias, accumulate);
+  if (dbias) context_.ops.bias_backward(stream, dy, dbias, accumulate);
   if (!fp8()) {
-    Matmul args{.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate};
-    if (sums) args.sums = dbias;
-    context_.ops.matmul(stream, args);
+    context_.ops.matmul(stream, {.a = dy, .b = x, .transpose_a = true, .y = dw, .accumulate = accumulate});
     return;
   }
   const Operand turned =

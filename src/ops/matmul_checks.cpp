@@ -14,22 +14,20 @@ void check_matmul(const Matmul& args) {
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
   if (is_float8(args.a.dtype)) {
     check_float8(args);
-    OCTET_ASSERT(args.epilogue == Epilogue::kNone && !args.sums);
+    OCTET_ASSERT(args.epilogue == Epilogue::kNone);
     return;
   }
   const DType compute = args.a.dtype;
   OCTET_ASSERT(compute == args.b.dtype && (args.y.dtype == compute || args.y.dtype == DType::kF32));
   OCTET_ASSERT(!args.bias || args.bias.dtype == compute);
   if (args.epilogue != Epilogue::kNone) {
-    OCTET_ASSERT(args.y.dtype == compute && !args.accumulate && !args.sums);
+    OCTET_ASSERT(args.y.dtype == compute && !args.accumulate);
     const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
     OCTET_ASSERT(args.inner.rows == m && args.inner.cols == (gated ? 2 : 1) * args.y.cols);
     OCTET_ASSERT(args.inner.dtype == compute);
     OCTET_ASSERT(args.inner.data != args.y.data);
     OCTET_ASSERT(args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu || !args.bias);
   }
-  OCTET_ASSERT(!args.sums ||
-               (args.transpose_a && args.sums.dtype == DType::kF32 && args.sums.size() == m && !args.bias));
 }
 
 }  // namespace octet

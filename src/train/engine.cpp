@@ -32,11 +32,6 @@ Fp8Recipe fp8_recipe(const Deck& deck) {
   return name == "block" ? Fp8Recipe::kBlock : Fp8Recipe::kNone;
 }
 
-/// Whether a kind of pass is to be part of matrix products.
-bool fuses(const Deck& deck, const char* kind) {
-  return deck.run.fuse_matmul == "all" || deck.run.fuse_matmul == kind;
-}
-
 /// Whether 8-bit weights are kept. In ZeRO 3 they would take more memory than whole parameters do.
 bool keeps_fp8_weights(const Deck& deck, std::int64_t micro_batches) {
   const std::string& kept = deck.precision.fp8_keep_weights;
@@ -147,8 +142,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              cut.mask_documents,
                              fp8_recipe(deck_),
                              deck_.precision.fp8_history,
-                             fuses(deck_, "activation"),
-                             fuses(deck_, "bias"),
+                             deck_.run.fuse_matmul,
                              deck_.memory.recompute != "selective",
                              keeps_fp8_weights(deck_, cut.micro_batches()),
                              !wrappers.quantize_apart};

@@ -65,7 +65,7 @@ MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, const CudaOp
 void MatmulPlans::time_products(cudaStream_t) {}
 
 void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
-  if (args.sums || args.epilogue != Epilogue::kNone) return run_apart(stream, args);
+  if (args.epilogue != Epilogue::kNone) return run_apart(stream, args);
   const std::unique_ptr<Ops> ops = make_cpu_ops(1);
   Workload workload;
   workload.compute = DType::kBF16;

@@ -1,4 +1,4 @@
-// Products that end in a GELU or in its gradient, and weight gradients that sum a bias's gradient on the way.
+// Products that end in a GELU or in its gradient.
 #include "octet/ops/plan_cache.h"
 #include "ops_fixture.h"
 
@@ -85,51 +85,13 @@ TEST_P(EpilogueTest, InputGradientEndsInTheGradientOfTheGelu) {
   }
 }
 
-/// Sums may lie at any address, and are added where the product is.
-TEST_P(EpilogueTest, WeightGradientSumsTheColumnsOfTheOutputGradient) {
-  Workbench bench = this->bench();
-  for (const auto& [tokens, out, in] : kSizes) {
-    for (const bool accumulate : {false, true}) {
-      for (const std::int64_t offset : {0, 1}) {
-        const Matrix dy = random(tokens, out), x = random(tokens, in);
-        const Matrix start = random(out, in), sums_start = random(1, out + offset);
-        const Tensor sums = (accumulate ? bench.put_float(sums_start) : bench.blank_float(1, out + offset))
-                                .range(offset, out);
-        Matmul args{.a = bench.put(dy),
-                    .b = bench.put(x),
-                    .transpose_a = true,
-                    .y = accumulate ? bench.put_float(start) : bench.blank_float(out, in),
-                    .accumulate = accumulate};
-        args.sums = sums;
-        bench.ops().matmul(bench.stream(), args);
-        Matrix dw(out, in), db(1, out);
-        for (std::int64_t i = 0; i < out; ++i) {
-          double column = accumulate ? sums_start(0, offset + i) : 0.0;
-          for (std::int64_t t = 0; t < tokens; ++t) column += double{dy(t, i)};
-          db(0, i) = static_cast<float>(column);
-          for (std::int64_t j = 0; j < in; ++j) {
-            double total = accumulate ? start(i, j) : 0.0;
-            for (std::int64_t t = 0; t < tokens; ++t) total += double{dy(t, i)} * double{x(t, j)};
-            dw(i, j) = static_cast<float>(total);
-          }
-        }
-        const std::string label = fmt::format("tokens {} out {} in {} accumulate {} offset {}", tokens, out,
-                                              in, accumulate, offset);
-        const double rms = std::sqrt(static_cast<double>(tokens));
-        EXPECT_TRUE(close(bench.get(args.y), dw, 1e-5, rms)) << label;
-        EXPECT_TRUE(close(bench.get(sums), db, 1e-5, rms)) << label;
-      }
-    }
-  }
-}
-
 /// What timing chooses, another algorithm or kernels apart from the product, ends in the same way.
 TEST_P(EpilogueTest, TimedProductsEndInTheSameWayAndAreRememberedBitwise) {
   PlanCache plans;
   Workbench timing(GetParam(), workload(), {.matmul_plans = &plans});
   const std::int64_t m = 96, n = 160, k = 256;
   const Matrix x = random(m, k), w = random(n, k, 1.0 / 16), bias = random(1, n), inner = random(m, n, 2.0);
-  const Matrix dy = random(m, k), back = random(k, n, 1.0 / 16), start = random(1, n);
+  const Matrix dy = random(m, k), back = random(k, n, 1.0 / 16);
   const auto compute = [&](Workbench& bench) {
     Matmul forward{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(m, n)};
     forward.bias = bench.put(bias);
@@ -143,13 +105,11 @@ TEST_P(EpilogueTest, TimedProductsEndInTheSameWayAndAreRememberedBitwise) {
                   .transpose_a = true,
                   .y = bench.put_float(Matrix(n, k)),
                   .accumulate = true};
-    weight.sums = bench.put_float(start);
     Results results;
     for (const Matmul& args : {forward, gradient, weight}) {
       bench.ops().matmul(bench.stream(), args);
       results.emplace_back("y", bench.get(args.y));
       if (args.epilogue == Epilogue::kGelu) results.emplace_back("inner", bench.get(args.inner));
-      if (args.sums) results.emplace_back("sums", bench.get(args.sums));
     }
     return results;
   };

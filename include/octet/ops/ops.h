@@ -45,10 +45,8 @@ enum class Epilogue {
 /// are stored transposed. Not both are E5M2, all sizes are multiples of 16, and at most one is cut in
 /// squares.
 /// Of others the forward product can end in an activation and the input gradient in that of an activation
-/// (`epilogue`; then nothing is accumulated), and the weight gradient can sum dy's columns, the gradient of a
-/// bias, on the way
-/// (`sums`). Each is the same as an operator of its own before or after the product, but for rounding: an
-/// activation's input is not rounded, and neither is the gradient that comes to it.
+/// (`epilogue`; then nothing is accumulated). Each is the same as an operator of its own after the product,
+/// but for rounding: an activation's input is not rounded, and neither is the gradient that comes to it.
 struct Matmul {
   Tensor a;  ///< compute dtype or 8-bit, [m, k]
   Tensor b;  ///< compute dtype or 8-bit, [k, n]
@@ -60,7 +58,6 @@ struct Matmul {
   Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
   Epilogue epilogue = Epilogue::kNone;
   Tensor inner = {};  ///< of an epilogue: [m, n], with SwiGLU [m, 2·columns of y]; all of the compute dtype
-  Tensor sums = {};  ///< optional float32 [1, m], with transpose_a: (+)= the column sums of a as it is stored
 };
 
 /// An 8-bit copy of a bfloat16 matrix, as it lies or transposed or both: codes = from / scale, rounded to

@@ -8,7 +8,6 @@ void MatmulPlans::run_apart(cudaStream_t stream, const Matmul& args) {
   Matmul plain = args;
   plain.epilogue = Epilogue::kNone;
   plain.inner = {};
-  plain.sums = {};
   if (args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu) {
     plain.y = args.inner;
     run(stream, plain);
@@ -24,7 +23,6 @@ void MatmulPlans::run_apart(cudaStream_t stream, const Matmul& args) {
   if (args.bias) add_bias(stream, args.bias, args.y);
   if (args.epilogue == Epilogue::kGeluGradient) gelu_gradient(stream, args.inner, args.y);
   if (args.epilogue == Epilogue::kSwigluGradient) swiglu_backward(stream, args.inner, args.y, {});
-  if (args.sums) bias_backward(stream, args.a, args.sums, args.accumulate, *scratch_);
 }
 
 }  // namespace octet::cuda

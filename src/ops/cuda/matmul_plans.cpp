@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "../../runtime/cuda/cuda_check.h"
-#include "drivers.h"
 #include "launch_timing.h"
 #include "octet/base/error.h"
 #include "octet/ops/plan_cache.h"
@@ -71,8 +70,6 @@ const char* text_of(cublasLtEpilogue_t epilogue) {
       return ", with bias and GELU";
     case CUBLASLT_EPILOGUE_DGELU:
       return ", with GELU's gradient";
-    case CUBLASLT_EPILOGUE_BGRADB:
-      return ", with column sums";
     default:
       return "";
   }
@@ -109,12 +106,10 @@ cublasLtMatrixLayout_t make_layout(const Tensor& tensor) {
 }
 
 // What a product asks for beyond itself, as one of the library's epilogues; the default one where none of
-// them is that, or addresses and sizes are not what it takes. Sums are of the library's second operand, and
-// it would round them to the result's type, so that only float32 results have them. How exact its GELU is is
-// not said, so that only bfloat16 results have that.
+// them is that, or addresses and sizes are not what it takes. How exact its GELU is is not said, so that only
+// bfloat16 results have that.
 cublasLtEpilogue_t epilogue_of(const Matmul& args) {
   const bool adds_bias = args.bias && args.bias.dtype == args.y.dtype && alignment_of(args.bias.data) >= 16;
-  if (args.sums) return args.y.dtype == DType::kF32 ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_DEFAULT;
   if (args.epilogue == Epilogue::kNone) return adds_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   const bool gelu = args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kGeluGradient;
   const bool takes_inner = args.y.cols % 8 == 0 && alignment_of(args.inner.data) >= 16;
@@ -135,7 +130,7 @@ std::vector<std::byte> apart() {
 }
 
 bool is_plain(const Matmul& args) {
-  return !args.bias && !args.sums && args.epilogue == Epilogue::kNone;
+  return !args.bias && args.epilogue == Epilogue::kNone;
 }
 
 // a is the library's second operand and b its first.
@@ -193,17 +188,10 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, cublasLtEpilogue_t epil
   return key;
 }
 
-float* MatmulPlans::place_of_sums(const Matmul& args) const {
-  if (!args.accumulate && alignment_of(args.sums.data) >= 16) return args.sums.as<float>();
-  auto* const scratch = static_cast<std::byte*>(scratch_->reserve(workspace_ + args.sums.bytes()));
-  return reinterpret_cast<float*>(scratch + workspace_);
-}
-
 void MatmulPlans::set_pointers(const Key& key, const Plan& plan, const Matmul& args) const {
   const cublasLtMatmulDesc_t operation = plan.operation.get();
   if (is_float8(key.a)) set_scales(operation, args);
   if (args.bias) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(args.bias.data));
-  if (args.sums) set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<void*>(place_of_sums(args)));
   if (args.inner) {
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(args.inner.data));
   }
@@ -389,11 +377,6 @@ void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
     return run_apart(stream, args);
   }
   check_cublas(status, "cublasLtMatmul");
-  if (!args.sums) return;
-  const float* const sums = place_of_sums(args);
-  if (sums != args.sums.data) {
-    sum_partials(stream, sums, 1, args.sums.size(), args.sums.size(), args.sums.as<float>(), args.accumulate);
-  }
 }
 
 }  // namespace octet::cuda

@@ -17,18 +17,15 @@ namespace octet::cuda {
 
 /// Matrix products: by hopper::Products where those are faster, else by cuBLASLt, of which an algorithm is
 /// chosen at the first use of a shape and kept: what the cache says, where there is one and it knows the
-/// product on this device, or the library's first proposal. Biases, GELUs and column sums are the library's
-/// epilogues; where it has no algorithm with one, or timing finds that slower, kernels before or after the
-/// product.
+/// product on this device, or the library's first proposal. Biases and GELUs are the library's epilogues;
+/// where it has no algorithm with one, or timing finds that slower, kernels after the product.
 class MatmulPlans {
  public:
   /// `device`: its name, part of what the cache's choices hold for.
   MatmulPlans(Scratch& scratch, const std::string& device, int architecture, const CudaOpsOptions& options);
 
-  /// Bytes of scratch in use, with sums of up to `widest` columns.
-  std::int64_t workspace_bytes(std::int64_t widest) const {
-    return workspace_ + widest * size_of(DType::kF32);
-  }
+  /// Bytes of scratch that the algorithms may use.
+  std::int64_t workspace_bytes() const { return workspace_; }
   void run(cudaStream_t stream, const Matmul& args);
   /// See Ops::time_products. Timing may choose differently from run to run, so results may then differ in the
   /// last bits; a choice that the cache knows is never timed again.
@@ -62,9 +59,6 @@ class MatmulPlans {
   Plan make_plan(const Key& key, const Matmul& args) const;
   /// Addresses that are part of the description of an operation, not arguments of its launch.
   void set_pointers(const Key& key, const Plan& plan, const Matmul& args) const;
-  /// Where the library, which does not add to them, writes column sums: behind its workspace unless they may
-  /// go to their place at once.
-  float* place_of_sums(const Matmul& args) const;
   /// The product without epilogue, and kernels for all else.
   void run_apart(cudaStream_t stream, const Matmul& args);
   /// Proposals for the product that a plan describes, best first, with at most so much workspace.

@@ -121,7 +121,6 @@ bool Products::takes(const Matmul& args) const {
   if (args.bias &&
       (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 4 != 0))
     return false;
-  if (args.sums) return false;
   if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias;
   if (args.y.dtype != DType::kBF16 || args.accumulate) return false;
   switch (args.epilogue) {
