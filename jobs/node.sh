@@ -256,8 +256,8 @@ run_kill() {
 
 best="parallel.overlap_optimizer=true+run.tune_matmul=true"
 row comm comm 90 run_comm
-for work in "llama-8b@$n" "llama-8b-fp8@$n" "llama-8b-two@$n+batch.micro=2" "llama-8b-two@$n+batch.micro=2+precision.fp8=current" \
-  "llama-8b-two@$n+batch.micro=2+precision.fp8=current+$best" "llama-8b-two@$n+batch.micro=2+$best" "llama-8b-zero2@$n"; do
+for work in "llama-8b@$n" "llama-8b-fp8@$n" "llama-8b-two@$n+batch.micro=2" "llama-8b-two@$n+batch.micro=2+precision.fp8=delayed" \
+  "llama-8b-two@$n+batch.micro=2+precision.fp8=delayed+$best" "llama-8b-two@$n+batch.micro=2+$best" "llama-8b-zero2@$n"; do
   work_row 8b "$work$CHANGES" 80
 done
 for ((ranks = 1; ranks <= n; ranks *= 2)); do work_row scaling "llama-8b-two@$ranks$CHANGES" 60; done

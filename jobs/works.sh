@@ -141,15 +141,15 @@ work_of() { # name
   case $1 in
     gpt2-124m) bench gpt2-124m 1 1024 64 512 50257 - ;;
     gpt2-1558m) bench gpt2-1558m 1 1024 16 128 50257 - ;;
-    gpt2-1558m-fp8) bench gpt2-1558m 1 1024 16 128 50257 - precision.fp8=current ;;
+    gpt2-1558m-fp8) bench gpt2-1558m 1 1024 16 128 50257 - precision.fp8=delayed ;;
     llama-1b) bench llama-1b 1 8192 4 4 128256 1b model.tied=false ;;
-    llama-1b-fp8) bench llama-1b 1 8192 4 4 128256 1b model.tied=false precision.fp8=current ;;
+    llama-1b-fp8) bench llama-1b 1 8192 4 4 128256 1b model.tied=false precision.fp8=delayed ;;
     llama-3b) bench llama-3b 1 8192 2 2 128256 3b model.tied=false ;;
-    llama-3b-fp8) bench llama-3b 1 8192 2 2 128256 3b model.tied=false precision.fp8=current ;;
-    qwen2.5-7b) bench qwen2-7b 1 1024 8 128 152064 - "${small_state[@]}" ;;
-    qwen2.5-7b-fp8) bench qwen2-7b 1 1024 8 128 152064 - "${small_state[@]}" precision.fp8=current ;;
+    llama-3b-fp8) bench llama-3b 1 8192 2 2 128256 3b model.tied=false precision.fp8=delayed ;;
+    qwen2.5-7b) bench qwen2-7b 1 1024 16 128 152064 - "${small_state[@]}" ;;
+    qwen2.5-7b-fp8) bench qwen2-7b 1 1024 8 128 152064 - "${small_state[@]}" precision.fp8=delayed ;;
     llama-8b) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 ;;
-    llama-8b-fp8) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 precision.fp8=current ;;
+    llama-8b-fp8) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 precision.fp8=delayed ;;
     llama-8b-one) bench llama-8b 1 8192 1 1 128256 - "${small_state[@]}" ;;
     llama-8b-two) bench llama-8b 2 8192 1 2 128256 - "${small_state[@]}" parallel.zero=1 ;;
     llama-8b-zero1) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=1 ;;

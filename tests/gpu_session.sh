@@ -75,9 +75,9 @@ run_curves() {
   check curves "exit $code" "within 1 %" "$([ "$code" -eq 0 ] && echo ok || echo FAILED)"
 }
 
-# Written since the last session on a GPU; move a test out of these once it has passed on one.
-new_unit='*Cuda*Float8*:*Cuda*NarrowState*:*Cuda*AttentionRows*:*Cuda*AttentionPrecision*:*Cuda*MatmulTest*:Topology.Cuda*'
-new_mpi='Overlap.Cuda*:SharedPlans.Cuda*:Fp8.Cuda*:Narrow*.Cuda*:Bench.Cuda*:CommunicatorTest.Cuda*:*CudaFewThreadBlocks*'
+# The newest tests, which run first; on two GPUs of their own, stage messages and collectives beside products too.
+new_unit='*Cuda*OwnProducts*:*Cuda*OutputCodes*:*Cuda*Epilogue*:*Cuda*CrossEntropy*'
+new_mpi='FusedProducts.Cuda*:Fp8.Cuda*:Overlap.Cuda*:CommunicatorTest.Cuda*:*CudaFewThreadBlocks*'
 old_unit="*Cuda*-$new_unit" old_mpi="*Cuda*-$new_mpi"
 if [ "$device" = cpu ]; then
   new_unit='Cpu/Float8*' old_unit='Cpu/Norm*' new_mpi='CommunicatorTest.Collectives*' old_mpi="CommunicatorTest.*-*Cuda*:$new_mpi"
@@ -118,7 +118,7 @@ if [ "$device" = cuda ]; then
 fi
 
 if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
-  for work in -fp8+precision.fp8=delayed +parallel.nccl_max_ctas=8 -two+batch.micro=2 -tensor2 -pipeline2 \
+  for work in -fp8+precision.fp8=current +parallel.nccl_max_ctas=8 -two+batch.micro=2 -tensor2 -pipeline2 \
     -interleaved2 -zerobubble2 -context2 -32k -128k; do speed "llama-8b$work"; done
 fi
 for work in llama-3b llama-3b-fp8 gpt2-1558m gpt2-1558m-fp8 qwen2.5-7b qwen2.5-7b-fp8; do speed "$work"; done
