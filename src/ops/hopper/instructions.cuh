@@ -54,6 +54,23 @@ __device__ inline void arrive_in_cluster(std::uint32_t barrier, int rank) {
       : "memory");
 }
 
+/// Stores a word in block `rank` of the cluster, and arrives there by its four bytes.
+__device__ inline void send(std::uint32_t to, std::uint32_t barrier, int rank, int value) {
+  asm volatile(
+      "{\n .reg .b32 there, arrival;\n"
+      " mapa.shared::cluster.u32 there, %0, %2;\n"
+      " mapa.shared::cluster.u32 arrival, %1, %2;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %3, [arrival];\n}" ::"r"(to),
+      "r"(barrier), "r"(rank), "r"(value)
+      : "memory");
+}
+
+__device__ inline int load_word(std::uint32_t from) {
+  int value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
 /// Waits for the phase of this parity to end.
 __device__ inline void wait(std::uint32_t barrier, int parity) {
   asm volatile(

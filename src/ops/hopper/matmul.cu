@@ -107,6 +107,10 @@ Products::Products() {
   config.attrs = &cluster;
   config.numAttrs = 1;
   OCTET_CUDA(cudaOccupancyMaxActiveClusters(&clusters_, kernel, &config));
+  unsigned* counter = nullptr;
+  OCTET_CUDA(cudaMalloc(&counter, sizeof *counter));
+  taken_.reset(counter);
+  OCTET_CUDA(cudaMemset(counter, 0, sizeof *counter));
 }
 
 bool Products::takes(const Matmul& args) const {
@@ -144,7 +148,7 @@ double Products::efficiency(const Matmul& args) const {
   return static_cast<double>(args.y.size()) / static_cast<double>(rounds * clusters_ * 2 * kRows * width);
 }
 
-void Products::run(cudaStream_t stream, const Matmul& args) const {
+void Products::run(cudaStream_t stream, const Matmul& args) {
   const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
   Product product{};
   product.a = operand_map(args.a, args.transpose_a);
@@ -158,6 +162,10 @@ void Products::run(cudaStream_t stream, const Matmul& args) const {
   product.row_tiles = static_cast<int>(row_tiles(args));
   product.col_tiles = static_cast<int>(col_tiles(args));
   product.steps = static_cast<int>((k + kDepth - 1) / kDepth);
+  product.taken = taken_.get();
+  product.taken_before = taken_before_;
+  taken_before_ +=
+      static_cast<unsigned>(product.row_tiles * product.col_tiles);  // every tile asks for one more
   if (args.transpose_a) {
     if (args.accumulate) {
       launch<true, true, Ending::kAdd>(stream, product, clusters_);

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
+
 #include "octet/ops/ops.h"
 
 namespace octet::hopper {
@@ -21,11 +23,16 @@ class Products {
   /// Of the time that the GPU takes for this product, the part that is spent on elements of y: the last tiles
   /// may reach over its edges, and the last round of tiles may be short.
   double efficiency(const Matmul& args) const;
-  /// Takes args of takes() alone.
-  void run(cudaStream_t stream, const Matmul& args) const;
+  /// Takes args of takes() alone. All on one stream.
+  void run(cudaStream_t stream, const Matmul& args);
 
  private:
-  int clusters_ = 0;  ///< of two blocks, that run at once
+  struct Free {
+    void operator()(unsigned* counter) const { cudaFree(counter); }
+  };
+  int clusters_ = 0;                       ///< of two blocks, that run at once
+  std::unique_ptr<unsigned, Free> taken_;  ///< in device memory: tiles that kernels took so far
+  unsigned taken_before_ = 0;              ///< by all kernels that were launched
 };
 
 }  // namespace octet::hopper

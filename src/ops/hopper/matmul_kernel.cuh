@@ -17,8 +17,9 @@ constexpr int kPartBytes = 64 * 128;  ///< of a result on its way: 64 rows of 12
 constexpr int kPartsBytes = 2 * kPartBytes;
 constexpr int kGroup = 128;  ///< threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
+constexpr int kTurnsBytes = 2 * (8 + 8 + 4);
 /// With room to align to the 1024 bytes of a swizzle.
-constexpr int kSharedBytes = kStages * kStageBytes + 2 * kPartsBytes + 2 * kStages * 8 + 1024;
+constexpr int kSharedBytes = kStages * kStageBytes + 2 * kPartsBytes + 2 * kStages * 8 + kTurnsBytes + 1024;
 
 /// What becomes of the sums s.
 enum class Ending {
@@ -39,6 +40,8 @@ struct Product {
   int rows, cols;               ///< of y
   int row_tiles, col_tiles;     ///< of 256 rows, and of 256 columns of s
   int steps;                    ///< along k
+  unsigned* taken;              ///< tiles that were asked for, of this and all earlier products
+  unsigned taken_before;        ///< of all earlier ones
 };
 
 /// Rows of tiles that are walked together, so that what they read of b is still in the cache.
@@ -83,6 +86,51 @@ __device__ inline float gelu_derivative(float v) {
   const float s = logistic(2.0f * kGeluScale * (v + kGeluCubic * v * v * v));
   return s + v * s * (1.0f - s) * 2.0f * kGeluScale * (1.0f + 3.0f * kGeluCubic * v * v);
 }
+
+/// Which tile comes next: clusters take them in rising order, so that those that start late, since a kernel
+/// of another stream holds their multiprocessors, do less. A cluster's first tile has its own number; block 0
+/// asks for the next one while a tile is at work and tells both blocks, in two places by turns.
+class Turns {
+ public:
+  __device__ explicit Turns(std::uint32_t at) : known_(at), read_(at + 16), numbers_(at + 32) {}
+
+  __device__ static void init(std::uint32_t at) {
+    constexpr int kReaders =
+        2 * (1 + 2 * kGroup / 32);  // of both blocks: who loads, and every computing warp
+    for (int turn = 0; turn < 2; ++turn) {
+      barrier_init(at + 8 * turn, 1);
+      barrier_init(at + 16 + 8 * turn, kReaders);
+    }
+  }
+
+  /// Of the loading thread of each block, once a tile.
+  __device__ void ask(const Product& product, int rank, int clusters) {
+    arrive_expecting(known_ + 8 * turn_, 4);
+    if (rank != 0) return;
+    wait(read_ + 8 * turn_, parity_ ^ 1);
+    const int number = clusters + static_cast<int>(atomicAdd(product.taken, 1u) - product.taken_before);
+    for (int block = 0; block < 2; ++block) {
+      send(numbers_ + 4 * turn_, known_ + 8 * turn_, block, number);
+    }
+  }
+
+  /// The tile that was asked for. Of the loading thread; and of whole computing warps, whose threads must all
+  /// have read it before one says so.
+  template <bool kWarp>
+  __device__ int next() {
+    wait(known_ + 8 * turn_, parity_);
+    const int number = load_word(numbers_ + 4 * turn_);
+    if constexpr (kWarp) __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive_in_cluster(read_ + 8 * turn_, 0);
+    turn_ ^= 1;
+    if (turn_ == 0) parity_ ^= 1;
+    return number;
+  }
+
+ private:
+  std::uint32_t known_, read_, numbers_;
+  int turn_ = 0, parity_ = 0;
+};
 
 /// How a computing warpgroup hands on its 64 rows: parts of 128 bytes a row, in two places by turns.
 class Parts {
@@ -292,6 +340,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ unsigned char memory[];
   const std::uint32_t stages = (shared_address(memory) + 1023) & ~1023u;
   const std::uint32_t parts_at = stages + kStages * kStageBytes, barriers = parts_at + 2 * kPartsBytes;
+  const std::uint32_t turns_at = barriers + 2 * kStages * 8;
   const auto full = [&](int stage) { return barriers + 8 * stage; };
   const auto empty = [&](int stage) { return barriers + 8 * (kStages + stage); };
   const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kGroup, 0);
@@ -301,11 +350,13 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), 4);  // the computing warpgroups of both blocks
     }
+    Turns::init(turns_at);
     barriers_ready();
   }
   cluster_synchronize();
   const int tiles = product.row_tiles * product.col_tiles;
   const int clusters = static_cast<int>(gridDim.x) / 2, cluster = static_cast<int>(blockIdx.x) / 2;
+  Turns turns(turns_at);
   int stage = 0, parity = 0;
   const auto next_stage = [&] {
     if (++stage == kStages) stage = 0, parity ^= 1;
@@ -313,7 +364,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    for (int number = threadIdx.x == 0 ? cluster : tiles; number < tiles; number += clusters) {
+    for (int number = threadIdx.x == 0 ? cluster : tiles; number < tiles; number = turns.next<false>()) {
       const Tile tile = tile_of(product, number);
       const int row = tile.row * 2 * kRows + rank * kRows;
       // Half of the tile of b from each block; with SwiGLU one half is of gates and one of ups.
@@ -335,6 +386,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
           load_for_both(b, product.b, full(stage), k, col);
         }
         next_stage();
+        // The stages are full: there is time.
+        if (step == min(kStages, product.steps) - 1) turns.ask(product, rank, clusters);
       }
     }
   } else {
@@ -344,7 +397,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     constexpr int kStepA = (kTurnA ? 2048 : 32) / 16, kStepB = (kTurnB ? 2048 : 32) / 16;
     Parts parts(parts_at + half * kPartsBytes, group, thread, 0);
     float d[128];
-    for (int number = cluster; number < tiles; number += clusters) {
+    for (int number = cluster; number < tiles; number = turns.next<true>()) {
       const Tile tile = tile_of(product, number);
       int used = -1;  // the stage before
       const auto release = [&] {
