@@ -29,11 +29,11 @@ struct Outcome {
   std::int64_t activations = 0;
 };
 
-Outcome train(const Deck& deck) {
+Outcome train(const Deck& deck, std::uint64_t steps = 4) {
   Session session(MPI_COMM_WORLD, deck);
   Outcome outcome;
-  for (std::uint64_t step = 0; step < 4; ++step) {
-    outcome.losses.push_back(session.step(random_samples(8, 64, 256, 500 + step)).loss);
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    outcome.losses.push_back(session.step(random_samples(8, 64, 256, 500 + step % 4)).loss);
     if (step == 0) outcome.gradients = session.gather(session.engine().store().gradient_boxes());
   }
   for (const auto& [name, bytes] : session.engine().memory()) {
@@ -88,6 +88,23 @@ TEST(FusedProducts, CudaDiffersFromSeparatePassesByRoundingInBf16) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   compare(gpt2("cuda", "bf16"), 2e-3, 2e-2);
   compare(llama("cuda", "bf16"), 2e-3, 2e-2);
+}
+
+/// All that is there for speed, the own products wherever there is one, against plain passes and the
+/// library's.
+TEST(FusedProducts, CudaFastPathsFollowPlainOnesOver50Steps) {
+  if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
+  for (Deck deck : {gpt2("cuda", "bf16"), llama("cuda", "bf16")}) {
+    SCOPED_TRACE(deck.model.family);
+    deck.run.steps = 50;
+    deck.run.fuse_matmul = false;
+    deck.run.matmul = "cublas";
+    const Outcome plain = train(deck, 50);
+    deck.run.fuse_matmul = true;
+    deck.run.matmul = "own";
+    expect_alike(train(deck, 50), plain, 2e-3, 2e-2);
+    EXPECT_LT(plain.losses.back(), plain.losses.front() - 0.2);
+  }
 }
 
 /// An activation is kept where it need not be rebuilt, and that alone.
