@@ -1,5 +1,6 @@
 // hopper::Products, the own kernels for matrix products, in every form and with every epilogue, against the
-// CPU operators.
+// CPU operators; and what they take.
+#include "../../src/ops/hopper/tiling.h"
 #include "ops_fixture.h"
 
 namespace octet::test {
@@ -132,6 +133,88 @@ TEST_P(OwnProductsTest, OtherSizesGoElsewhere) {
     bench.ops().matmul(bench.stream(), weight);
     return Results{{"forward", bench.get(forward.y)}, {"weight gradient", bench.get(weight.y)}};
   });
+}
+
+/// A product of a linear layer with addresses that nothing reads.
+struct Addresses {
+  alignas(16) char bytes[16] = {};
+
+  Tensor matrix(std::int64_t rows, std::int64_t cols, DType dtype = DType::kBF16) {
+    return {bytes, dtype, rows, cols};
+  }
+  Matmul forward(std::int64_t m, std::int64_t n, std::int64_t k) {
+    return {.a = matrix(m, k), .b = matrix(n, k), .transpose_b = true, .y = matrix(m, n)};
+  }
+  Matmul input_gradient(std::int64_t m, std::int64_t n, std::int64_t k) {
+    return {.a = matrix(m, k), .b = matrix(k, n), .y = matrix(m, n)};
+  }
+  Matmul weight_gradient(std::int64_t m, std::int64_t n, std::int64_t k) {
+    return {.a = matrix(k, m), .b = matrix(k, n), .transpose_a = true, .y = matrix(m, n, DType::kF32)};
+  }
+  Matmul swiglu(std::int64_t m, std::int64_t f, std::int64_t k) {
+    Matmul args = forward(m, 2 * f, k);
+    args.y = matrix(m, f);
+    args.inner = matrix(m, 2 * f);
+    args.epilogue = Epilogue::kSwiglu;
+    return args;
+  }
+};
+
+TEST(OwnProductsTiling, EfficiencyIsThePartOfWholeRoundsOfTilesThatResultsFill) {
+  Addresses at;
+  EXPECT_EQ(hopper::efficiency(at.forward(66 * 256, 256, 64), 66), 1.0);
+  EXPECT_EQ(hopper::efficiency(at.forward(256, 67 * 256, 64), 66), 67.0 / 132)
+      << "a second round for one tile";
+  EXPECT_EQ(hopper::efficiency(at.weight_gradient(192, 384, 64), 1), 192.0 * 384 / (256 * 512));
+  EXPECT_EQ(hopper::efficiency(at.swiglu(256, 66 * 128, 64), 66), 1.0) << "tiles of gates and their ups";
+  EXPECT_EQ(hopper::efficiency(at.swiglu(256, 67 * 128, 64), 66), 67.0 / 132);
+}
+
+TEST(OwnProductsTiling, ThreeFormsAreTakenInWhatTheCopyEngineMoves) {
+  Addresses at;
+  EXPECT_TRUE(hopper::takes(at.forward(1, 8, 8)));
+  EXPECT_FALSE(hopper::takes(at.forward(1, 8, 12))) << "rows of 24 bytes";
+  EXPECT_FALSE(hopper::takes(at.forward(1, 12, 8)));
+  EXPECT_TRUE(hopper::takes(at.input_gradient(1, 64, 8)));
+  EXPECT_FALSE(hopper::takes(at.input_gradient(1, 72, 8))) << "boxes of 64 where k is outermost";
+  EXPECT_TRUE(hopper::takes(at.weight_gradient(64, 128, 1)));
+  EXPECT_FALSE(hopper::takes(at.weight_gradient(72, 128, 1)));
+  EXPECT_FALSE(hopper::takes(at.forward(1, 8, 0))) << "nothing to sum";
+
+  Matmul args = at.forward(64, 64, 64);
+  args.b.data = at.bytes + 8;
+  EXPECT_FALSE(hopper::takes(args));
+  args = at.forward(64, 64, 64);
+  args.accumulate = true;
+  EXPECT_FALSE(hopper::takes(args)) << "only float32 is added to";
+  args = at.weight_gradient(64, 64, 64);
+  args.accumulate = true;
+  EXPECT_TRUE(hopper::takes(args));
+  args = at.forward(64, 64, 64);
+  args.y.dtype = DType::kF32;
+  EXPECT_FALSE(hopper::takes(args));
+  args = at.forward(64, 64, 64);
+  args.a.dtype = args.b.dtype = DType::kE4M3;
+  EXPECT_FALSE(hopper::takes(args));
+}
+
+TEST(OwnProductsTiling, EpiloguesAreTakenWhereTheirFormHasThem) {
+  Addresses at;
+  EXPECT_TRUE(hopper::takes(at.swiglu(64, 128, 64)));
+  EXPECT_FALSE(hopper::takes(at.swiglu(64, 192, 64))) << "a tile would hold gates and ups of other columns";
+  Matmul gelu = at.forward(64, 72, 64);
+  gelu.epilogue = Epilogue::kGelu;
+  gelu.inner = at.matrix(64, 72);
+  gelu.bias = at.matrix(1, 72);
+  EXPECT_TRUE(hopper::takes(gelu));
+  gelu.inner.data = at.bytes + 8;
+  EXPECT_FALSE(hopper::takes(gelu));
+  for (const Epilogue epilogue : {Epilogue::kGeluGradient, Epilogue::kSwigluGradient}) {
+    Matmul gradient = at.input_gradient(64, 192, 64);
+    gradient.epilogue = epilogue;
+    gradient.inner = at.matrix(64, epilogue == Epilogue::kSwigluGradient ? 384 : 192);
+    EXPECT_TRUE(hopper::takes(gradient));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, OwnProductsTest, testing::Values(OpsCase{DeviceKind::kCuda, DType::kBF16}),

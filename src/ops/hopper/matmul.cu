@@ -61,22 +61,6 @@ CUtensorMap result_map(const Tensor& tensor) {
   return encode<2>(tensor, {cols, rows}, {cols * size}, {static_cast<cuuint32_t>(128 / size), 64});
 }
 
-bool copyable(const Tensor& tensor) {
-  return reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 &&
-         tensor.cols * size_of(tensor.dtype) % 16 == 0 && tensor.size() > 0;
-}
-
-constexpr std::int64_t kColsOfSwiglu = kCols / 2;  // of y, a tile
-
-std::int64_t col_tiles(const Matmul& args) {
-  const std::int64_t cols = args.epilogue == Epilogue::kSwiglu ? kColsOfSwiglu : kCols;
-  return (args.y.cols + cols - 1) / cols;
-}
-
-std::int64_t row_tiles(const Matmul& args) {
-  return (args.y.rows + 2 * kRows - 1) / (2 * kRows);
-}
-
 template <bool kTurnA, bool kTurnB, Ending kEnding>
 void launch(cudaStream_t stream, const Product& product, int clusters) {
   const auto kernel = product_kernel<kTurnA, kTurnB, kEnding>;
@@ -114,38 +98,11 @@ Products::Products() {
 }
 
 bool Products::takes(const Matmul& args) const {
-  const bool forward = !args.transpose_a && args.transpose_b;
-  const bool input_gradient = !args.transpose_a && !args.transpose_b;
-  const bool weight_gradient = args.transpose_a && !args.transpose_b;
-  if (clusters_ == 0 || args.a.dtype != DType::kBF16 || args.b.dtype != DType::kBF16) return false;
-  if (!copyable(args.a) || !copyable(args.b) || !copyable(args.y)) return false;
-  if ((args.transpose_a && args.a.cols % 64 != 0) || (!args.transpose_b && args.b.cols % 64 != 0))
-    return false;
-  if (args.inner && !copyable(args.inner)) return false;
-  if (args.bias &&
-      (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 4 != 0))
-    return false;
-  if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias;
-  if (args.y.dtype != DType::kBF16 || args.accumulate) return false;
-  switch (args.epilogue) {
-    case Epilogue::kNone:
-      return forward || (input_gradient && !args.bias);
-    case Epilogue::kGelu:
-      return forward;
-    case Epilogue::kSwiglu:
-      return forward && !args.bias && args.y.cols % kColsOfSwiglu == 0;
-    case Epilogue::kGeluGradient:
-    case Epilogue::kSwigluGradient:
-      break;
-  }
-  return input_gradient && !args.bias;
+  return clusters_ > 0 && hopper::takes(args);
 }
 
 double Products::efficiency(const Matmul& args) const {
-  const std::int64_t tiles = row_tiles(args) * col_tiles(args);
-  const std::int64_t rounds = (tiles + clusters_ - 1) / clusters_;
-  const std::int64_t width = args.epilogue == Epilogue::kSwiglu ? kColsOfSwiglu : kCols;
-  return static_cast<double>(args.y.size()) / static_cast<double>(rounds * clusters_ * 2 * kRows * width);
+  return hopper::efficiency(args, clusters_);
 }
 
 void Products::run(cudaStream_t stream, const Matmul& args) {

@@ -17,11 +17,8 @@ class Products {
   /// Of the current device. On GPUs of another kind takes() is always false.
   Products();
 
-  /// Whether there is a kernel for this product: sizes and addresses that the copy engine takes (rows of 16
-  /// bytes; 64 elements where k is not the innermost index), and an epilogue that its form has.
+  /// As in tiling.h.
   bool takes(const Matmul& args) const;
-  /// Of the time that the GPU takes for this product, the part that is spent on elements of y: the last tiles
-  /// may reach over its edges, and the last round of tiles may be short.
   double efficiency(const Matmul& args) const;
   /// Takes args of takes() alone. All on one stream.
   void run(cudaStream_t stream, const Matmul& args);

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "instructions.cuh"
+#include "tiling.h"
 
 /// Matrix products of bfloat16 with float32 sums: a persistent grid of clusters of two blocks, each block a
 /// tile of 128 x 256. A warpgroup of each block loads, the tiles of b for both blocks at once; two compute 64
@@ -10,7 +11,6 @@
 /// become is written by the copy engine while the next tile's operands already arrive.
 namespace octet::hopper {
 
-constexpr int kRows = 128, kCols = 256, kDepth = 64;  ///< of a block's tile, and of a step along k
 constexpr int kStages = 4;
 constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kCols * kDepth * 2, kStageBytes = kBytesA + kBytesB;
 constexpr int kPartBytes = 64 * 128;  ///< of a result on its way: 64 rows of 128 bytes
@@ -66,8 +66,9 @@ __device__ inline float2 unpacked(std::uint32_t word) {
   return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
 }
 
-// By one instruction of the special function units, which bound the epilogues; it is off by at most 2^-11 of
-// the hyperbolic tangent, a quarter of the last bit of a bfloat16 number of size 1.
+// By one instruction of the special function units, which bound the epilogues. Its tangent is off by at most
+// 2^-11, so the result by 2^-12: an eighth of what rounding to bfloat16 may change below 1. Where the result
+// is small that bound stays absolute, unlike in activation_math.cuh.
 __device__ inline float logistic(float x) {
   float tangent;
   asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * x));
