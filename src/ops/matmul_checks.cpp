@@ -10,7 +10,7 @@ void check_matmul(const Matmul& args) {
   const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
   const std::int64_t n = args.transpose_b ? args.b.rows : args.b.cols;
   OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k && args.y.rows == m);
-  OCTET_ASSERT(args.y.cols == (args.epilogue == Epilogue::kSwiglu ? n / 2 : n));
+  OCTET_ASSERT(n == (args.epilogue == Epilogue::kSwiglu ? 2 * args.y.cols : args.y.cols));
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
   if (is_float8(args.a.dtype)) {
     check_float8(args);
@@ -21,12 +21,14 @@ void check_matmul(const Matmul& args) {
   OCTET_ASSERT(compute == args.b.dtype && (args.y.dtype == compute || args.y.dtype == DType::kF32));
   OCTET_ASSERT(!args.bias || args.bias.dtype == compute);
   if (args.epilogue != Epilogue::kNone) {
+    const bool forward = args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu;
+    OCTET_ASSERT(!args.transpose_a && args.transpose_b == forward);
     OCTET_ASSERT(args.y.dtype == compute && !args.accumulate);
     const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
     OCTET_ASSERT(args.inner.rows == m && args.inner.cols == (gated ? 2 : 1) * args.y.cols);
     OCTET_ASSERT(args.inner.dtype == compute);
     OCTET_ASSERT(args.inner.data != args.y.data);
-    OCTET_ASSERT(args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu || !args.bias);
+    OCTET_ASSERT(forward || !args.bias);
   }
 }
 

@@ -166,6 +166,10 @@ void coded_activation(cudaStream_t stream, const CodedActivation& a) {
   OCTET_CUDA_LAUNCH("coded_activation");
 }
 
+std::int64_t coded_activation_backward_scratch(std::int64_t tokens, std::int64_t cols) {
+  return divide_up(tokens, CodeTile::kRows) * cols * size_of(DType::kF32);
+}
+
 void coded_activation_backward(cudaStream_t stream, const CodedActivationBackward& a, Scratch& scratch) {
   const std::int64_t rows = a.dout.rows, cols = a.dout.cols;
   if (a.dout.size() == 0) return;
@@ -185,7 +189,7 @@ void coded_activation_backward(cudaStream_t stream, const CodedActivationBackwar
   } else if (!a.dbias) {
     coded_backward_kernel<false, false><<<grid, kThreads, 0, stream>>>(p);
   } else {
-    p.partials = static_cast<float*>(scratch.reserve(grid.y * cols * size_of(DType::kF32)));
+    p.partials = static_cast<float*>(scratch.reserve(coded_activation_backward_scratch(rows, cols)));
     coded_backward_kernel<false, true><<<grid, kThreads, 0, stream>>>(p);
   }
   OCTET_CUDA_LAUNCH("coded_activation_backward");

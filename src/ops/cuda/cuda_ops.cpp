@@ -67,7 +67,8 @@ cudaStream_t CudaOps::enter(Stream& stream) const {
 void CudaOps::prepare(const Workload& workload) {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   std::int64_t bytes =
-      std::max(matmul_.workspace_bytes(), cuda::embedding_backward_scratch(workload.tokens, workload.widest));
+      std::max({matmul_.workspace_bytes(), cuda::embedding_backward_scratch(workload.tokens, workload.widest),
+                cuda::coded_activation_backward_scratch(workload.tokens, workload.widest)});
   const AttentionShape& shape = workload.attention;
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
     bytes = std::max(bytes, cuda::plain_attention_scratch(shape));

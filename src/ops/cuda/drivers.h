@@ -42,6 +42,7 @@ void gelu_gradient(cudaStream_t stream, Tensor in, Tensor dy);
 // coded_activation.cu
 void coded_activation(cudaStream_t stream, const CodedActivation& args);
 void coded_activation_backward(cudaStream_t stream, const CodedActivationBackward& args, Scratch& scratch);
+std::int64_t coded_activation_backward_scratch(std::int64_t tokens, std::int64_t cols);
 
 // embedding.cu
 void embedding_forward(cudaStream_t stream, Tensor ids, Tensor table, std::int64_t first_id, Tensor positions,

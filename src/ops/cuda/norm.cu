@@ -350,8 +350,9 @@ std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Ten
 void norm_forward(cudaStream_t stream, const NormForward& a) {
   if (a.residual.size() == 0) return;
   const DType type = a.residual.dtype;
-  const bool full = takes_full_packs(type, a.residual.cols, a.residual.data, a.delta.data, a.weight.data,
-                                     a.bias.data, a.delta ? a.sum.data : nullptr, a.y.data);
+  const bool full =
+      takes_full_packs(type, a.residual.cols, a.residual.data, a.delta.data, a.weight.data, a.bias.data,
+                       a.delta ? a.sum.data : nullptr, a.y.data, a.codes.codes.data);
   with_width(type, full, [&](auto element, auto width) {
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
