@@ -1,4 +1,4 @@
-// Products that end in a GELU or in its gradient.
+// Products that end in a GELU, a SwiGLU, or the gradient of one.
 #include "octet/ops/plan_cache.h"
 #include "ops_fixture.h"
 
@@ -39,6 +39,10 @@ double gelu(double x) {
 double gelu_slope(double x) {
   const double t = std::tanh(kScale * (x + kCubic * x * x * x));
   return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kScale * (1.0 + 3.0 * kCubic * x * x);
+}
+
+double sigmoid(double x) {
+  return 1.0 / (1.0 + std::exp(-x));
 }
 
 struct Sizes {
@@ -82,6 +86,51 @@ TEST_P(EpilogueTest, InputGradientEndsInTheGradientOfTheGelu) {
     const std::string label = fmt::format("m {} n {} k {}", m, n, k);
     EXPECT_TRUE(close(bench.get(args.y), rounded(m, n, expected), tolerance(), 1.0)) << label;
     EXPECT_EQ(bench.get(args.inner).values, inner.values) << label;
+  }
+}
+
+TEST_P(EpilogueTest, ForwardProductEndsInTheSwigluAndKeepsGatesAndUps) {
+  Workbench bench = this->bench();
+  for (const auto& [m, f, k] : kSizes) {
+    const Matrix x = random(m, k), w = random(2 * f, k, 1.0 / std::sqrt(static_cast<double>(k)));
+    Matmul args{.a = bench.put(x), .b = bench.put(w), .transpose_b = true, .y = bench.blank(m, f)};
+    args.epilogue = Epilogue::kSwiglu;
+    args.inner = bench.blank(m, 2 * f);
+    bench.ops().matmul(bench.stream(), args);
+    const Matrix inner = rounded(m, 2 * f, product(x, w, true, nullptr));
+    Matrix y(m, f);
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < f; ++j)
+        y(i, j) = static_cast<float>(inner(i, j) * sigmoid(inner(i, j)) * inner(i, f + j));
+    }
+    const std::string label = fmt::format("m {} f {} k {}", m, f, k);
+    EXPECT_TRUE(close(bench.get(args.inner), inner, tolerance(), 1.0)) << label;
+    EXPECT_TRUE(close(bench.get(args.y), y, tolerance(), 1.0)) << label;
+  }
+}
+
+TEST_P(EpilogueTest, InputGradientEndsInTheGradientOfTheSwigluAndItsOutput) {
+  Workbench bench = this->bench();
+  for (const auto& [m, f, k] : kSizes) {
+    const Matrix dy = random(m, k), w = random(k, f, 1.0 / std::sqrt(static_cast<double>(k)));
+    const Matrix inner = random(m, 2 * f);
+    Matmul args{.a = bench.put(dy), .b = bench.put(w), .y = bench.blank(m, f)};
+    args.epilogue = Epilogue::kSwigluGradient;
+    args.inner = bench.put(inner);
+    bench.ops().matmul(bench.stream(), args);
+    const Matrix dout = rounded(m, f, product(dy, w, false, nullptr));
+    Matrix y(m, f), dinner(m, 2 * f);
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < f; ++j) {
+        const double gate = inner(i, j), up = inner(i, f + j), s = sigmoid(gate);
+        y(i, j) = static_cast<float>(gate * s * up);
+        dinner(i, j) = static_cast<float>(dout(i, j) * up * s * (1.0 + gate * (1.0 - s)));
+        dinner(i, f + j) = static_cast<float>(dout(i, j) * gate * s);
+      }
+    }
+    const std::string label = fmt::format("m {} f {} k {}", m, f, k);
+    EXPECT_TRUE(close(bench.get(args.y), y, tolerance(), 1.0)) << label;
+    EXPECT_TRUE(close(bench.get(args.inner), dinner, tolerance(), 1.0)) << label;
   }
 }
 
