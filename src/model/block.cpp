@@ -133,7 +133,7 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
                middle, tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
   axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner,
-                   fuses_gelu() || (fuses_activation() && !again) ? activated(slab) : Tensor{});
+                   keeps_activation() || (fuses_activation() && !again) ? activated(slab) : Tensor{});
   });
 }
 

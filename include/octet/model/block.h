@@ -100,9 +100,10 @@ class BlockStack {
   /// Whether the up product ends in the activation; separate passes otherwise. Apart from what linears allow,
   /// with split the gradient has to lie in place of the activation's input, as a SwiGLU's does anyway.
   bool fuses_activation() const { return linears_.fuses_activation() && (context_.shape.gated() || !split_); }
-  bool fuses_gelu() const { return fuses_activation() && !context_.shape.gated(); }
   /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
-  bool keeps_activation() const { return fuses_gelu() && context_.keep_activations; }
+  bool keeps_activation() const {
+    return fuses_activation() && !context_.shape.gated() && context_.keep_activations;
+  }
   /// Room for the MLP's activation or its gradient while a layer works, [tokens, mlp of this rank].
   Tensor wide_mlp() const {
     const Tensor wide = tensor(rows_.wide, 0);

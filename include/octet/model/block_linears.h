@@ -55,15 +55,15 @@ class BlockLinears {
   OutputCodes turned_input_codes(int layer, LinearLayer which, const Tensor& x) const;
   OutputCodes gradient_codes(int layer, LinearLayer which, const Tensor& dy) const;
 
-  /// Whether products can end in a GELU or its gradient (Epilogue).
+  /// Whether products can end in the MLP's activation or its gradient (Epilogue).
   bool fuses_activation() const { return context_.fuse_activation && !fp8(); }
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
   /// `activated`, where fuses_activation(), also `activated`: the MLP's activation of y.
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
                Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
   /// dx = dy·w, rows in `piece`; with `inner`, where fuses_activation(), taken on through the activation of
-  /// inner: Epilogue::kGeluGradient or kSwigluGradient. After forward() of the
-  /// layer in this slab with the same weights.
+  /// inner: Epilogue::kGeluGradient or kSwigluGradient. After forward() of the layer in this slab with the
+  /// same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});
   /// dw (+)= dyᵀ·x and, where there is one, dbias (+)= column sums of dy. After forward() with this x in this
