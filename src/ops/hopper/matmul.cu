@@ -95,6 +95,7 @@ Products::Products() {
   OCTET_CUDA(cudaMalloc(&counter, sizeof *counter));
   taken_.reset(counter);
   OCTET_CUDA(cudaMemset(counter, 0, sizeof *counter));
+  OCTET_CUDA(cudaDeviceSynchronize());  // streams of products do not wait for the default one
 }
 
 bool Products::takes(const Matmul& args) const {

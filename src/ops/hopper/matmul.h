@@ -10,8 +10,8 @@ namespace octet::hopper {
 
 /// Matrix products by own kernels for GPUs of compute capability 9.0: bfloat16 operands, float32 sums,
 /// results in bfloat16 or, of weight gradients, float32. For large products they are faster than cuBLASLt's
-/// under a power limit, and their epilogues cost little, since one warpgroup's runs beside the other's
-/// products. Every sum is one accumulator's, in order of k, and the same in every run.
+/// under a power limit, and their epilogues cost less than passes of their own, since the next tile's
+/// operands arrive meanwhile. Every sum is one accumulator's, in order of k, and the same in every run.
 class Products {
  public:
   /// Of the current device. On GPUs of another kind takes() is always false.
