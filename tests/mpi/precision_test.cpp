@@ -226,7 +226,13 @@ TEST_F(Fp8, OperandsWrittenByTheirOperatorsAreThoseThatWouldBeCopied) {
   decks.back().model.kv_heads = deck.model.heads;
   decks.back().model.positions = deck.batch.sequence;
   decks.back().batch.micro = 2;
-  if (ranks_ > 1) decks.back().parallel.tensor = 2;
+  if (ranks_ > 1) {
+    decks.back().parallel.tensor = 2;
+    decks.push_back(deck);
+    decks.back().batch.micro = 1;
+    decks.back().parallel.pipeline = 2;
+    decks.back().memory.recompute = "block";
+  }
   for (const Deck& layout : decks) {
     const auto& p = layout.parallel;
     SCOPED_TRACE(fmt::format("{}: tensor {} context {} pipeline {} recompute {}", layout.model.family,
