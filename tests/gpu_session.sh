@@ -69,7 +69,12 @@ sanitize() { # name tool filter
 run_curves() {
   local code=0 log=$run/precision_curves.log text=${TEXT:-/usr/share/games/fortunes} line
   if [ ! -e "$text" ]; then text=src; fi
-  STEPS=500 limited tests/precision_curves.sh "$octet" "$text" >"$log" 2>&1 || code=$?
+  local shape=${SETTINGS:-} key
+  if [ "$device" = cuda ] && [ -z "$shape" ]; then # 100 M parameters
+    for key in model.layers=8 model.hidden=1024 model.heads=16 model.kv_heads=4 model.head_size=64 model.mlp=2816 \
+      batch.sequence=256 optimizer.lr=6e-4 schedule.warmup=100; do shape+=" --set $key"; done
+  fi
+  SETTINGS=$shape STEPS=500 limited tests/precision_curves.sh "$octet" "$text" >"$log" 2>&1 || code=$?
   cat "$log"
   while read -r line; do check curves "${line%,*}" "${line##*, }" measured; done < <(grep '^fp8' "$log")
   check curves "exit $code" "within 1 %" "$([ "$code" -eq 0 ] && echo ok || echo FAILED)"

@@ -275,6 +275,8 @@ void BlockLinears::finish_step(Stream& stream, const StepScalars* scalars) {
 }
 
 void BlockLinears::restored(Stream& stream) {
+  // An operand that no earlier step saw, all of them having been skipped, is scaled by 1.
+  context_.ops.fill(stream, scratch_.tensor(largest_), 0.0f);
   context_.ops.remember_largest(stream, {}, history(), scratch_.tensor(largest_), nullptr);
   remembers_ = true;
   ++renewals_;
