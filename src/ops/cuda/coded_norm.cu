@@ -9,11 +9,10 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int kPack = 8;           // adjacent elements of a row that a thread loads at once
-constexpr int kPacks = 2;          // of a row that it holds
-constexpr int kFewThreads = 128;   // for a row, where they do
-constexpr int kMostThreads = 512;  // for a row
-constexpr int kAtOnce = 2;         // rows at work at once
+constexpr int kPack = 8;          // adjacent elements of a row that a thread loads at once
+constexpr int kPacks = 2;         // of a row that it holds
+constexpr int kFewThreads = 128;  // for a row, where they do
+constexpr int kAtOnce = 2;        // rows at work at once
 
 // Blocks of kThreads that a multiprocessor's registers take: 168 or 128 registers a thread.
 template <int kThreads>
@@ -31,25 +30,6 @@ struct Backward {
   std::int64_t rows, rows_a_block;
   int cols;
 };
-
-// Sums over a block's threads; the same values in all of them.
-template <int kCount>
-__device__ void block_sums(float (&sums)[kCount]) {
-  __shared__ float warps[kCount][kMostThreads / 32];
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) sums[c] = warp_sum(sums[c]);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) warps[c][threadIdx.x / 32] = sums[c];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) {
-    sums[c] = 0.0f;
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) sums[c] += warps[c][w];
-  }
-}
 
 // Writes codes of kRows rows, `stage` [kRows, cols], to columns first_row … of `to` [cols, rows].
 template <int kRows>
@@ -140,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) coded_backward_
           }
         }
       }
-      block_sums(sums);
+      row_sums(sums);
 #pragma unroll
       for (int k = 0; k < kPacks; ++k) {
         const int pack = threadIdx.x + k * blockDim.x;
@@ -279,7 +259,7 @@ void coded_norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& sc
     if (cols <= kNarrowRow) {
       run(Width<kFewThreads>{}, Width<16>{}, copies);
     } else {
-      run(Width<kMostThreads>{}, Width<8>{}, copies);
+      run(Width<kMostRowThreads>{}, Width<8>{}, copies);
     }
   };
   if (a.dx_codes) {

@@ -116,6 +116,30 @@ __device__ inline T block_sum(T value) {
   return sum;
 }
 
+/// For one row, where kernels sum over it by row_sums().
+constexpr int kMostRowThreads = 512;
+
+/// Sums over the threads of a row, the same values in all of them. A row is one warp's, other rows being
+/// other warps' of the block; or has a block of its own.
+template <int kCount>
+__device__ void row_sums(float (&sums)[kCount]) {
+  __shared__ float warps[kCount][kMostRowThreads / 32];
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) sums[c] = warp_sum(sums[c]);
+  if (blockDim.x == 32) return;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) warps[c][threadIdx.x / 32] = sums[c];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < kCount; ++c) {
+    sums[c] = 0.0f;
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) sums[c] += warps[c][w];
+  }
+}
+
 /// Elements that fit a 16-byte access.
 template <typename T>
 constexpr int kFull = 16 / static_cast<int>(sizeof(T));

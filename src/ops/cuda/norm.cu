@@ -12,7 +12,6 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int kRowThreads = 512;    // at most, for one row
 constexpr int kBlockThreads = 128;  // at least, by taking several rows when one row is short
 
 // Packs of a row that a thread holds at most.
@@ -20,26 +19,6 @@ template <int N>
 constexpr int kForwardPacks = N == 1   ? 16
                               : N == 4 ? 8
                                        : 4;
-
-// Sums over the threads of a row. A row is one warp's, or has a block of its own.
-template <int kCount>
-__device__ void row_sums(float (&sums)[kCount]) {
-  __shared__ float warps[kCount][kRowThreads / 32];
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) sums[c] = warp_sum(sums[c]);
-  if (blockDim.x == 32) return;
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) warps[c][threadIdx.x / 32] = sums[c];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < kCount; ++c) {
-    sums[c] = 0.0f;
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) sums[c] += warps[c][w];
-  }
-}
 
 template <typename T>
 struct Forward {
@@ -54,7 +33,7 @@ struct Forward {
 
 // kCodes: of y, codes are written alone, and what is raised is their `seen`.
 template <typename T, int N, bool kLayer, bool kMeasure, bool kCodes>
-__global__ void __launch_bounds__(kRowThreads) forward_kernel(const Forward<T> p) {
+__global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<T> p) {
   constexpr int K = kForwardPacks<N>;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= p.rows) return;
@@ -295,10 +274,10 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
 dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
   const std::int64_t packs = cols / pack;
   const std::int64_t threads = round_up(divide_up(packs, packs_a_thread), 32);
-  if (threads > kRowThreads) {
+  if (threads > kMostRowThreads) {
     fail(ErrorKind::kDevice,
          "a normalised row of {} elements is too wide for a GPU: at most {} of this alignment", cols,
-         kRowThreads * packs_a_thread * pack);
+         kMostRowThreads * packs_a_thread * pack);
   }
   const std::int64_t rows = threads == 32 ? kBlockThreads / 32 : 1;
   return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
@@ -410,10 +389,10 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
     const std::int64_t packs = cols / N;
     if (packs <= 32 * 3) {
       blocks = launch_backward<T, N, 3, kBlockThreads>(stream, p, layer, a.largest, scratch);
-    } else if (packs <= kRowThreads * kFew) {
-      blocks = launch_backward<T, N, kFew, kRowThreads>(stream, p, layer, a.largest, scratch);
+    } else if (packs <= kMostRowThreads * kFew) {
+      blocks = launch_backward<T, N, kFew, kMostRowThreads>(stream, p, layer, a.largest, scratch);
     } else {
-      blocks = launch_backward<T, N, kMany, kRowThreads>(stream, p, layer, a.largest, scratch);
+      blocks = launch_backward<T, N, kMany, kMostRowThreads>(stream, p, layer, a.largest, scratch);
     }
   });
   OCTET_CUDA_LAUNCH("norm_backward");
