@@ -95,7 +95,7 @@ mpi_row new mpi_1-new 150 1 "$new_mpi"
 speed() { work_row speed "$1" 80; }
 if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
   speed llama-8b
-  speed llama-8b+run.tune_matmul=true
+  speed llama-8b+run.matmul=cublas
   speed llama-8b+parallel.overlap_optimizer=true
   speed llama-8b-fp8
   speed llama-8b-fp8+run.tune_matmul=true+parallel.overlap_optimizer=true
@@ -103,10 +103,10 @@ if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
   speed llama-8b-one
 fi
 speed llama-1b
-speed llama-1b+run.tune_matmul=true+parallel.overlap_optimizer=true
+speed llama-1b+run.matmul=cublas
 speed llama-1b-fp8
 speed gpt2-124m
-speed gpt2-124m+run.tune_matmul=true+parallel.overlap_optimizer=true
+speed gpt2-124m+run.fuse_matmul=false
 
 unit_row unit unit-rest 120 "$old_unit"
 mpi_row mpi_2 mpi_2-rest 250 2 "$old_mpi"
