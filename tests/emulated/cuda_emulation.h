@@ -1,7 +1,7 @@
 // Enough of CUDA's device language to run octet's kernels on the CPU, where continuous integration has no
 // GPU: included ahead of a .cu file that launches.pl rewrote. Threads of a block are fibers that take turns
-// at barriers and warp exchanges; blocks run one after another. Results are those of the kernels' arithmetic
-// and indexing; speed, races and memory ordering are not shown.
+// at barriers and warp exchanges; blocks run one after another, but all at once where they form clusters.
+// Results are those of the kernels' arithmetic and indexing; speed, races and memory ordering are not shown.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,24 +12,33 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #undef __global__
 #undef __device__
 #undef __host__
 #undef __shared__
 #undef __launch_bounds__
+#undef __cluster_dims__
+#undef __grid_constant__
 #define __global__ static
 #define __device__
 #define __host__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
+#define OCTET_EMULATED_CLUSTER 1
 
 namespace emulation {
+
+class Block;
 
 /// The thread that runs now, and the launch that it belongs to.
 struct Here {
   dim3 thread, block, threads, blocks;
   int lane = 0;
+  Block* owner = nullptr;
 };
 extern Here here;
 
@@ -43,10 +52,33 @@ constexpr std::size_t kShownBytes = 32;
 /// that of the next lane lies kShownBytes further. Good until this lane's next exchange.
 const void* exchange(const void* value, std::size_t bytes, int lane);
 
+/// What fibers wait for: that it counts on from what they saw.
+using Event = std::uint64_t;
+void wait_for_change(const Event& event, Event seen);
+/// Waits for `threads` threads of the block that name the same barrier.
+void named_barrier(int barrier, int threads);
+/// Waits for all threads of the cluster that have not returned.
+void cluster_barrier();
+int rank_in_cluster();
+/// Number of this thread in its block.
+int thread_in_block();
+/// Number of the block of this cluster that has this rank, in the grid.
+int block_of_cluster(int rank);
+/// Shared memory of a block of this grid, its size, and whether threads of the block still run.
+std::byte* shared_of(int block);
+std::size_t shared_bytes();
+bool is_running(int block);
+/// Done once no thread can go on without: as late as it may be.
+void at_last(std::function<void()> event);
+/// Number of the launch that runs now.
+std::uint64_t launch_number();
+/// Ends the launch with an error of this text.
+[[noreturn]] void stop(const std::string& reason);
+
 class Launch {
  public:
-  Launch(dim3 blocks, dim3 threads, std::size_t shared, cudaStream_t)
-      : blocks_(blocks), threads_(threads), shared_(shared) {}
+  Launch(unsigned cluster, dim3 blocks, dim3 threads, std::size_t shared, cudaStream_t)
+      : cluster_(cluster), blocks_(blocks), threads_(threads), shared_(shared) {}
   /// kernel(arguments…) is one thread's work.
   template <typename Kernel>
   auto with(Kernel kernel) {
@@ -56,6 +88,7 @@ class Launch {
  private:
   void run(const std::function<void()>& thread) const;
 
+  unsigned cluster_;
   dim3 blocks_, threads_;
   std::size_t shared_;
 };
@@ -69,10 +102,10 @@ T shuffle(T value, int lane) {
 
 }  // namespace emulation
 
-#define threadIdx (::emulation::here.thread)
-#define blockIdx (::emulation::here.block)
-#define blockDim (::emulation::here.threads)
-#define gridDim (::emulation::here.blocks)
+inline const dim3& threadIdx = emulation::here.thread;
+inline const dim3& blockIdx = emulation::here.block;
+inline const dim3& blockDim = emulation::here.threads;
+inline const dim3& gridDim = emulation::here.blocks;
 
 using std::isfinite;
 using std::isnan;

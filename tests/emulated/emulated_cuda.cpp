@@ -1,10 +1,11 @@
 // A "CUDA device" of host memory, on which CudaOps runs as on a GPU: octet's own kernels under
 // cuda_emulation.h, products by the CPU operators and their epilogues by kernels of their own, attention by
-// the plain kernels. What is defined here takes the place of the library's definitions of the same names.
+// the plain kernels; products by octet's own kernels where they are asked for. What is defined here takes the place of the library's definitions of the same names.
 #include "../../src/ops/cuda/cudnn_attention.h"
 #include "../../src/ops/cuda/matmul_plans.h"
 #include "../../src/runtime/cuda/cuda_stream.h"
 #include "octet/runtime/device.h"
+#include "tensor_map.h"
 
 namespace octet {
 namespace {
@@ -59,11 +60,15 @@ int ordinal_of(const Device&) {
 namespace cuda {
 
 MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, const CudaOpsOptions& options)
-    : scratch_(&scratch), workspace_(0), cache_(options.matmul_plans) {}
+    : scratch_(&scratch), workspace_(0), cache_(options.matmul_plans) {
+  always_own_ = options.own_products == OwnProducts::kAlways;
+  if (always_own_) own_ = std::make_unique<hopper::Products>();
+}
 
 void MatmulPlans::time_products(cudaStream_t) {}
 
 void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
+  if (own_ && own_->takes(args)) return own_->run(stream, args);
   if (args.epilogue != Epilogue::kNone) return run_apart(stream, args);
   const std::unique_ptr<Ops> ops = make_cpu_ops(1);
   Workload workload;
@@ -104,6 +109,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = 227 * 1024;
       break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 9;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 0;
+      break;
     default:
       *value = 4;  // multiprocessors, to which some grids are cut
   }
@@ -111,6 +122,31 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr name, int) {
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) {
+  return cudaMemsetAsync(memory, value, bytes, nullptr);
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  *clusters = 2;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  *function = reinterpret_cast<void*>(&emulation::encode_tensor_map);
+  *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
 }

@@ -24,6 +24,23 @@ __device__ inline void cluster_synchronize() {
   asm volatile("barrier.cluster.arrive;\n barrier.cluster.wait;" ::: "memory");
 }
 
+/// The registers of each thread of a warpgroup, from now on: given back to the block, or taken from it.
+template <int kRegisters>
+__device__ inline void lower_registers_to() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void raise_registers_to() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+/// Off by at most 2^-11 of the result.
+__device__ inline float approximate_tanh(float x) {
+  float tangent;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(x));
+  return tangent;
+}
+
 /// Waits for `threads` threads that name the same barrier, 1 to 15.
 __device__ inline void named_barrier(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -70,9 +70,7 @@ __device__ inline float2 unpacked(std::uint32_t word) {
 // 2^-11, so the result by 2^-12: an eighth of what rounding to bfloat16 may change below 1. Where the result
 // is small that bound stays absolute, unlike in activation_math.cuh.
 __device__ inline float logistic(float x) {
-  float tangent;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(tangent) : "f"(0.5f * x));
-  return 0.5f + 0.5f * tangent;
+  return 0.5f + 0.5f * approximate_tanh(0.5f * x);
 }
 
 constexpr float kGeluScale = 0.7978845608028654f;  // sqrt(2/pi)
@@ -364,7 +362,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   };
 
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    lower_registers_to<40>();
     for (int number = threadIdx.x == 0 ? cluster : tiles; number < tiles; number = turns.next<false>()) {
       const Tile tile = tile_of(product, number);
       const int row = tile.row * 2 * kRows + rank * kRows;
@@ -392,7 +390,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    raise_registers_to<232>();
     const int half = group - 1, thread = static_cast<int>(threadIdx.x) % kGroup;
     // Bytes from one 16 of k to the next, in the descriptor's units of 16.
     constexpr int kStepA = (kTurnA ? 2048 : 32) / 16, kStepB = (kTurnB ? 2048 : 32) / 16;

@@ -1,0 +1,133 @@
+// Takes the place of src/ops/hopper/instructions.cuh, which is assembly, under emulation.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "../hopper_units.h"
+#include "../warpgroup_products.h"
+
+namespace octet::hopper {
+
+inline std::uint32_t shared_address(const void* pointer) {
+  const auto* const begin = static_cast<const std::byte*>(emulation::dynamic_shared());
+  return static_cast<std::uint32_t>(static_cast<const std::byte*>(pointer) - begin) + emulation::kSharedBegin;
+}
+inline std::uint32_t rank_in_cluster() {
+  return static_cast<std::uint32_t>(emulation::rank_in_cluster());
+}
+inline void cluster_synchronize() {
+  emulation::cluster_barrier();
+}
+
+template <int kRegisters>
+void lower_registers_to() {}
+template <int kRegisters>
+void raise_registers_to() {}
+
+/// As the GPU's, to 2^-11: results that need more than that do not pass.
+inline float approximate_tanh(float x) {
+  return std::tanh(x) * (1.0f - 0x1p-12f);
+}
+
+inline void named_barrier(int barrier, int threads) {
+  emulation::named_barrier(barrier, threads);
+}
+inline void barrier_init(std::uint32_t barrier, int arrivals) {
+  emulation::shared_at(emulation::this_block(), barrier, 8);
+  if (barrier % 8 != 0) emulation::stop("a barrier at an address that is not a multiple of 8");
+  emulation::units_of(emulation::this_block()).barriers[barrier] = {arrivals, arrivals};
+}
+inline void barriers_ready() {}
+
+inline void arrive_expecting(std::uint32_t barrier, int bytes) {
+  emulation::TransactionBarrier& arrival = emulation::barrier_at(emulation::this_block(), barrier);
+  arrival.bytes += bytes;
+  arrival.arrive();
+}
+inline void arrive_in_cluster(std::uint32_t barrier, int rank) {
+  emulation::barrier_at(emulation::block_of_cluster(rank), barrier).arrive();
+}
+inline void send(std::uint32_t to, std::uint32_t barrier, int rank, int value) {
+  const int block = emulation::block_of_cluster(rank);
+  std::byte* const place = emulation::shared_at(block, to, sizeof value);
+  memset(place, 0xff, sizeof value);
+  emulation::copy_at_last(block, barrier, sizeof value, [=] { memcpy(place, &value, sizeof value); });
+}
+inline int load_word(std::uint32_t from) {
+  int value;
+  memcpy(&value, emulation::shared_at(emulation::this_block(), from, sizeof value), sizeof value);
+  return value;
+}
+inline void wait(std::uint32_t barrier, int parity) {
+  const emulation::TransactionBarrier& arrival = emulation::barrier_at(emulation::this_block(), barrier);
+  while (static_cast<int>(arrival.phases % 2) == parity) {
+    emulation::wait_for_change(arrival.phases, arrival.phases);
+  }
+}
+
+inline void load(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int x, int y, int z = 0) {
+  emulation::load_box(emulation::this_block(), to, map, barrier, x, y, z);
+}
+inline void load_for_both(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int x, int y,
+                          int z = 0) {
+  for (int rank = 0; rank < 2; ++rank) {
+    emulation::load_box(emulation::block_of_cluster(rank), to, map, barrier, x, y, z);
+  }
+}
+
+inline void stores_before_copies() {
+  emulation::this_thread().unfenced.clear();
+}
+inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y) {
+  emulation::store_box(map, from, x, y, false);
+}
+inline void add(const CUtensorMap& map, std::uint32_t from, int x, int y) {
+  emulation::store_box(map, from, x, y, true);
+}
+template <int kGroups>
+void wait_for_reads() {
+  emulation::wait_for_boxes(kGroups);
+}
+inline void wait_for_stores() {
+  emulation::wait_for_boxes(0);
+}
+
+inline void store_shared(std::uint32_t to, const void* value, std::size_t bytes) {
+  memcpy(emulation::shared_at(emulation::this_block(), to, bytes), value, bytes);
+  emulation::this_thread().unfenced.push_back(to);
+}
+inline void store_matrices(std::uint32_t row, const std::uint32_t (&parts)[4]) {
+  const auto* const rows = static_cast<const std::byte*>(emulation::exchange(&row, sizeof row, 0));
+  const int lane = emulation::here.lane;
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t at;
+    memcpy(&at, rows + emulation::kShownBytes * (8 * i + lane / 4), sizeof at);
+    if (at % 16 != 0) emulation::stop("a row of a matrix at an address that is not a multiple of 16");
+    store_shared(at + lane % 4 * 4, &parts[i], sizeof parts[i]);
+  }
+}
+inline void store_floats(std::uint32_t to, float a, float b) {
+  const float both[2] = {a, b};
+  store_shared(to, both, sizeof both);
+}
+
+inline std::uint64_t operand_at(std::uint32_t address) {
+  return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | std::uint64_t{8192 >> 4} << 16 |
+         std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
+}
+inline void products_begin() {
+  emulation::this_thread().begun = true;
+}
+inline void products_commit() {
+  emulation::end_series();
+}
+template <int kSeries>
+void products_wait() {
+  emulation::wait_for_series(kSeries);
+}
+template <bool kTurnA, bool kTurnB>
+void warpgroup_product(float (&d)[128], std::uint64_t a, std::uint64_t b, int add) {
+  emulation::issue(d, {a, b, kTurnA, kTurnB, add != 0});
+}
+
+}  // namespace octet::hopper
