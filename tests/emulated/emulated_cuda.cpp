@@ -1,6 +1,7 @@
 // A "CUDA device" of host memory, on which CudaOps runs as on a GPU: octet's own kernels under
 // cuda_emulation.h, products by the CPU operators and their epilogues by kernels of their own, attention by
-// the plain kernels; products by octet's own kernels where they are asked for. What is defined here takes the place of the library's definitions of the same names.
+// the plain kernels; products by octet's own kernels where they are asked for. What is defined here takes the
+// place of the library's definitions of the same names.
 #include "../../src/ops/cuda/cudnn_attention.h"
 #include "../../src/ops/cuda/matmul_plans.h"
 #include "../../src/runtime/cuda/cuda_stream.h"

@@ -82,9 +82,7 @@ class Block {
     for (int i = 0; i < running_; ++i) ++warps_[static_cast<std::size_t>(i / kWarp)].barrier.members;
   }
 
-  int count() const {
-    return static_cast<int>(place_.threads.x * place_.threads.y * place_.threads.z);
-  }
+  int count() const { return static_cast<int>(place_.threads.x * place_.threads.y * place_.threads.z); }
   Here thread(unsigned index) const {
     Here result = place_;
     const dim3& n = place_.threads;

@@ -130,8 +130,8 @@ void for_box(const TensorMap& map, int block, std::uint32_t address, std::int64_
     for (std::int64_t j = y; j < y + map.box[1]; ++j) {
       for (std::int64_t i = x; i < x + map.box[0]; i += wide, at += 16) {
         if (i % wide != 0) stop("a box that begins within 16 bytes");
-        const bool inside = i >= 0 && j >= 0 && k >= 0 && i < map.sizes[0] && j < map.sizes[1] &&
-                            k < map.sizes[2];
+        const bool inside =
+            i >= 0 && j >= 0 && k >= 0 && i < map.sizes[0] && j < map.sizes[1] && k < map.sizes[2];
         if (inside && i + wide > map.sizes[0]) stop("rows that are not of whole 16 bytes");
         body(shared_at(block, swizzled(at), 16),
              inside ? map.data + i * map.strides[0] + j * map.strides[1] + k * map.strides[2] : nullptr);
