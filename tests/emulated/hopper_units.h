@@ -6,9 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <memory>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "cuda_emulation.h"
