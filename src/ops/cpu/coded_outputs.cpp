@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "../float8_checks.h"
+#include "../output_codes.h"
 #include "cpu_ops.h"
 
 namespace octet {
@@ -13,14 +14,7 @@ Tensor CpuOps::wide_output(int number, std::int64_t rows, std::int64_t cols) {
 }
 
 void CpuOps::write_codes(Stream& stream, Tensor from, const OutputCodes& to) {
-  Quantize args;
-  args.from = from;
-  args.largest = to.largest;
-  args.seen = to.seen;
-  args.codes = to.codes;
-  args.transposed = to.transposed;
-  args.scales.values = args.transposed_scales.values = to.scale;
-  CpuOps::quantize(stream, args);
+  CpuOps::quantize(stream, quantize_of(from, to));
 }
 
 void CpuOps::coded_activation(Stream& stream, const CodedActivation& args) {

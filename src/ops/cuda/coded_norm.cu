@@ -3,6 +3,7 @@
 // the copies of dx. Rows wider than shared memory takes are computed as in norm.cu and copied by quantize.cu.
 #include <algorithm>
 
+#include "../output_codes.h"
 #include "drivers.h"
 #include "float8_codes.cuh"
 
@@ -205,18 +206,6 @@ constexpr std::int64_t kMostShared = 96 * 1024;
 // blocks fit a multiprocessor.
 constexpr std::int64_t kNarrowRow = kFewThreads * kPacks * kPack;
 
-void copy(cudaStream_t stream, Tensor from, const OutputCodes& to) {
-  if (!to) return;
-  Quantize args;
-  args.from = from;
-  args.largest = to.largest;
-  args.seen = to.seen;
-  args.codes = to.codes;
-  args.transposed = to.transposed;
-  args.scales.values = args.transposed_scales.values = to.scale;
-  quantize(stream, args);
-}
-
 }  // namespace
 
 void coded_norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch) {
@@ -227,8 +216,8 @@ void coded_norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& sc
     wide.y_codes = wide.dx_codes = {};
     wide.y = a.dy;
     norm_backward(stream, wide, scratch);
-    copy(stream, wide.y, a.y_codes);
-    copy(stream, a.dx, a.dx_codes);
+    quantize(stream, quantize_of(wide.y, a.y_codes));
+    if (a.dx_codes) quantize(stream, quantize_of(a.dx, a.dx_codes));
     return;
   }
   OCTET_ASSERT(aligned(16, a.x.data, a.weight.data, a.bias.data, a.dy.data, a.dx.data,
