@@ -178,6 +178,10 @@ template <typename T>
 void __stwb(T* to, T value) {
   *to = value;
 }
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
 inline float __expf(float x) {
   return std::exp(x);
 }

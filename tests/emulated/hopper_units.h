@@ -3,6 +3,7 @@
 // late as it may be, and until then its destination holds NaNs: a missing wait or an early release shows.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -46,32 +47,47 @@ struct TransactionBarrier {
   }
 };
 
-/// A product of 64 x 16 by 16 x 256.
+/// A product of 64 x 16 by 16 x `cols`.
 struct WarpgroupProduct {
-  std::uint64_t a, b;
+  int cols;
+  bool a_in_registers;
+  std::uint64_t a, b;  ///< descriptors; a is 0 where it is in registers
   bool turn_a, turn_b, add;
 
   bool operator==(const WarpgroupProduct& other) const {
-    return a == other.a && b == other.b && turn_a == other.turn_a && turn_b == other.turn_b &&
-           add == other.add;
+    return cols == other.cols && a_in_registers == other.a_in_registers && a == other.a && b == other.b &&
+           turn_a == other.turn_a && turn_b == other.turn_b && add == other.add;
   }
 };
 
 struct Warpgroup {
-  static constexpr int kRows = 64, kCols = 256, kThreads = 128;
+  static constexpr int kRows = 64, kThreads = 128;
 
-  std::vector<WarpgroupProduct> products;  ///< that were issued
+  struct Issued {
+    WarpgroupProduct product;
+    std::array<float*, kThreads> sums{};  ///< registers of each thread
+    std::array<const std::uint32_t*, kThreads> operand{};
+    std::array<std::array<std::uint32_t, 4>, kThreads> words{};  ///< that were there when it was issued
+  };
+
+  std::deque<Issued> products;
+  std::size_t gone = 0;  ///< products that were before those
   std::size_t done = 0;
-  std::vector<float> sums = std::vector<float>(std::size_t{kRows} * kCols);
   int waiting = 0;
   Event waits = 0;
+};
+
+/// Sums of a thread while products work on them.
+struct SumsAtWork {
+  std::vector<float> values;
+  int products = 0;
 };
 
 /// What a thread has started.
 struct ThreadUnits {
   std::deque<std::function<void()>> stores;  ///< groups of one copy from shared memory
   std::vector<std::uint32_t> unfenced;       ///< addresses of stores that copies may not see yet
-  float* sums = nullptr;                     ///< its registers of the products
+  std::map<float*, SumsAtWork> sums;         ///< by the registers that they go to
   std::size_t issued = 0;
   std::deque<std::size_t> series;  ///< products issued when one ended
   bool begun = false;
@@ -104,6 +120,12 @@ inline TransactionBarrier& barrier_at(int block, std::uint32_t address) {
   if (found == barriers.end()) stop("no barrier at " + std::to_string(address));
   if (!is_running(block)) stop("an arrival at a block that has returned");
   return found->second;
+}
+
+/// Grows with every counter in global memory that is counted on.
+inline Event& counts() {
+  static Event all = 0;
+  return all;
 }
 
 /// Bytes arrive at a barrier of a block at last, and before that what `copy` does.
@@ -154,15 +176,20 @@ inline void load_box(int block, std::uint32_t to, const CUtensorMap& encoded, st
   });
 }
 
+/// That what copies read was not stored without a fence.
+inline void check_fenced(std::uint32_t from, std::int64_t bytes) {
+  for (const auto& [thread, units] : units_of(this_block()).threads) {
+    for (const std::uint32_t address : units.unfenced) {
+      if (address >= from && address < from + bytes) stop("a copy of stores that were not fenced");
+    }
+  }
+}
+
 /// Done when this thread waits for it: never, if it does not.
 inline void store_box(const CUtensorMap& encoded, std::uint32_t from, int x, int y, bool add) {
   const TensorMap map = decoded(encoded);
   const int block = this_block();
-  for (const auto& [thread, units] : units_of(block).threads) {
-    for (const std::uint32_t address : units.unfenced) {
-      if (address >= from && address < from + map.box_bytes()) stop("a copy of stores that were not fenced");
-    }
-  }
+  check_fenced(from, map.box_bytes());
   if (add && map.type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32) stop("only float32 is added to");
   this_thread().stores.push_back([=] {
     for_box(map, block, from, x, y, 0, [add](const std::byte* shared, std::byte* matrix) {
@@ -177,6 +204,29 @@ inline void store_box(const CUtensorMap& encoded, std::uint32_t from, int x, int
       for (int i = 0; i < 4; ++i) sums[i] += terms[i];
       std::memcpy(matrix, sums, 16);
     });
+  });
+}
+/// Bytes from global to shared memory.
+inline void load_span(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+  const int block = this_block();
+  if (to % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+    stop("a copy that is not of whole 16 bytes");
+  }
+  std::byte* const place = shared_at(block, to, static_cast<std::size_t>(bytes));
+  std::memset(place, 0xff, static_cast<std::size_t>(bytes));
+  copy_at_last(block, barrier, bytes, [=] { std::memcpy(place, from, static_cast<std::size_t>(bytes)); });
+}
+/// Float32 numbers from shared to global memory, or added there.
+inline void store_span(float* to, std::uint32_t from, int bytes, bool add) {
+  const int block = this_block();
+  check_fenced(from, bytes);
+  if (from % 16 != 0 || bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0) {
+    stop("a copy that is not of whole 16 bytes");
+  }
+  this_thread().stores.push_back([=] {
+    const auto* const values =
+        reinterpret_cast<const float*>(shared_at(block, from, static_cast<std::size_t>(bytes)));
+    for (int i = 0; i < bytes / 4; ++i) to[i] = add ? to[i] + values[i] : values[i];
   });
 }
 inline void wait_for_boxes(std::size_t groups) {

@@ -4,6 +4,7 @@
 
 #include "instructions.cuh"
 #include "tiling.h"
+#include "warpgroup_product.cuh"
 
 /// Matrix products of bfloat16 with float32 sums: a persistent grid of clusters of two blocks, each block a
 /// tile of 128 x 256. A warpgroup of each block loads, the tiles of b for both blocks at once; two compute 64
@@ -392,8 +393,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   } else {
     raise_registers_to<232>();
     const int half = group - 1, thread = static_cast<int>(threadIdx.x) % kGroup;
-    // Bytes from one 16 of k to the next, in the descriptor's units of 16.
-    constexpr int kStepA = (kTurnA ? 2048 : 32) / 16, kStepB = (kTurnB ? 2048 : 32) / 16;
+    constexpr int kStepA = kTurnA ? kDown : kAcross, kStepB = kTurnB ? kDown : kAcross;
     Parts parts(parts_at + half * kPartsBytes, group, thread, 0);
     float d[128];
     for (int number = cluster; number < tiles; number = turns.next<true>()) {

@@ -29,6 +29,10 @@ inline float approximate_tanh(float x) {
   return std::tanh(x) * (1.0f - 0x1p-12f);
 }
 
+inline float approximate_exp2(float x) {
+  return x < -126.0f ? 0.0f : std::exp2(x);
+}
+
 inline void named_barrier(int barrier, int threads) {
   emulation::named_barrier(barrier, threads);
 }
@@ -44,6 +48,9 @@ inline void arrive_expecting(std::uint32_t barrier, int bytes) {
   arrival.bytes += bytes;
   arrival.arrive();
 }
+inline void arrive(std::uint32_t barrier) {
+  emulation::barrier_at(emulation::this_block(), barrier).arrive();
+}
 inline void arrive_in_cluster(std::uint32_t barrier, int rank) {
   emulation::barrier_at(emulation::block_of_cluster(rank), barrier).arrive();
 }
@@ -52,6 +59,9 @@ inline void send(std::uint32_t to, std::uint32_t barrier, int rank, int value) {
   std::byte* const place = emulation::shared_at(block, to, sizeof value);
   memset(place, 0xff, sizeof value);
   emulation::copy_at_last(block, barrier, sizeof value, [=] { memcpy(place, &value, sizeof value); });
+}
+inline void store_word(std::uint32_t to, int value) {
+  memcpy(emulation::shared_at(emulation::this_block(), to, sizeof value), &value, sizeof value);
 }
 inline int load_word(std::uint32_t from) {
   int value;
@@ -68,6 +78,9 @@ inline void wait(std::uint32_t barrier, int parity) {
 inline void load(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int x, int y, int z = 0) {
   emulation::load_box(emulation::this_block(), to, map, barrier, x, y, z);
 }
+inline void load_bytes(std::uint32_t to, const void* from, int bytes, std::uint32_t barrier) {
+  emulation::load_span(to, from, bytes, barrier);
+}
 inline void load_for_both(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int x, int y,
                           int z = 0) {
   for (int rank = 0; rank < 2; ++rank) {
@@ -83,6 +96,12 @@ inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y) {
 }
 inline void add(const CUtensorMap& map, std::uint32_t from, int x, int y) {
   emulation::store_box(map, from, x, y, true);
+}
+inline void store_floats_at(float* to, std::uint32_t from, int bytes) {
+  emulation::store_span(to, from, bytes, false);
+}
+inline void add_floats_at(float* to, std::uint32_t from, int bytes) {
+  emulation::store_span(to, from, bytes, true);
 }
 template <int kGroups>
 void wait_for_reads() {
@@ -111,10 +130,35 @@ inline void store_floats(std::uint32_t to, float a, float b) {
   store_shared(to, both, sizeof both);
 }
 
+inline void store_floats(std::uint32_t to, float a, float b, float c, float d) {
+  const float all[4] = {a, b, c, d};
+  if (to % 16 != 0) emulation::stop("four numbers at an address that is not a multiple of 16");
+  store_shared(to, all, sizeof all);
+}
+inline float4 load_floats(std::uint32_t from) {
+  float4 four;
+  if (from % 16 != 0) emulation::stop("four numbers at an address that is not a multiple of 16");
+  memcpy(&four, emulation::shared_at(emulation::this_block(), from, sizeof four), sizeof four);
+  return four;
+}
+
+inline void wait_for_count(const unsigned* counter, unsigned value) {
+  while (static_cast<int>(*counter - value) < 0) {
+    emulation::wait_for_change(emulation::counts(), emulation::counts());
+  }
+}
+/// As on the GPU, copies that this thread has not waited for are not there yet.
+inline void count_on(unsigned* counter) {
+  ++*counter;
+  ++emulation::counts();
+}
+
 inline std::uint64_t operand_at(std::uint32_t address) {
   return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | std::uint64_t{8192 >> 4} << 16 |
          std::uint64_t{1024 >> 4} << 32 | std::uint64_t{1} << 62;
 }
+constexpr int kAcross = 32 / 16, kDown = 16 * 128 / 16;
+
 inline void products_begin() {
   emulation::this_thread().begun = true;
 }
@@ -124,10 +168,6 @@ inline void products_commit() {
 template <int kSeries>
 void products_wait() {
   emulation::wait_for_series(kSeries);
-}
-template <bool kTurnA, bool kTurnB>
-void warpgroup_product(float (&d)[128], std::uint64_t a, std::uint64_t b, int add) {
-  emulation::issue(d, {a, b, kTurnA, kTurnB, add != 0});
 }
 
 }  // namespace octet::hopper
