@@ -115,7 +115,8 @@ int run_bench(const World& world, const BenchRequest& request) {
                                        ? make_cpu_ops(cpu_threads(world))
                                        : make_cuda_ops(device,
                                                        {.deterministic_attention = deck.run.deterministic,
-                                                        .own_products = own_products_of(deck.run.matmul)});
+                                                        .own_products = own_kernels_of(deck.run.matmul),
+                                                        .own_attention = own_kernels_of(deck.run.attention)});
                           },
                           [&](MPI_Comm ranks, const std::string& name) {
                             return make_communicator(ranks, device, choice.shared, name);

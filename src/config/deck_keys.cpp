@@ -176,6 +176,10 @@ std::vector<DeckKey> run_keys() {
           OCTET_KEY(run.matmul), {"auto", "cublas", "own"},
           "GPU: matrix products on Hopper by own kernels where they are faster than cuBLAS (auto), never, or "
           "wherever there is one"),
+      choice(OCTET_KEY(run.attention), {"auto", "cudnn", "own"},
+             "GPU: attention on Hopper by own kernels where they are faster than cuDNN (auto), never, or "
+             "wherever "
+             "there is one"),
       flag(OCTET_KEY(run.fuse_matmul),
            "matrix products that are not 8-bit end in the MLP's activation, GELU or SwiGLU, or in its "
            "gradient; false: separate passes"),

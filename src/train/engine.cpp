@@ -74,11 +74,13 @@ struct Transport {
 
 std::unique_ptr<Ops> make_ops(const World& world, const Deck& deck, Device& device, PlanCache* plans,
                               const EngineWrappers& wrappers) {
-  std::unique_ptr<Ops> made = device.kind() == DeviceKind::kCpu
-                                  ? make_cpu_ops(cpu_threads(world))
-                                  : make_cuda_ops(device, {.deterministic_attention = deck.run.deterministic,
-                                                           .matmul_plans = plans,
-                                                           .own_products = own_products_of(deck.run.matmul)});
+  std::unique_ptr<Ops> made =
+      device.kind() == DeviceKind::kCpu
+          ? make_cpu_ops(cpu_threads(world))
+          : make_cuda_ops(device, {.deterministic_attention = deck.run.deterministic,
+                                   .matmul_plans = plans,
+                                   .own_products = own_kernels_of(deck.run.matmul),
+                                   .own_attention = own_kernels_of(deck.run.attention)});
   return wrappers.ops ? wrappers.ops(std::move(made)) : std::move(made);
 }
 

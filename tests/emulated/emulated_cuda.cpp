@@ -62,7 +62,7 @@ namespace cuda {
 
 MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, const CudaOpsOptions& options)
     : scratch_(&scratch), workspace_(0), cache_(options.matmul_plans) {
-  always_own_ = options.own_products == OwnProducts::kAlways;
+  always_own_ = options.own_products == OwnKernels::kAlways;
   if (always_own_) own_ = std::make_unique<hopper::Products>();
 }
 

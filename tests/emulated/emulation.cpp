@@ -139,6 +139,7 @@ class Grid {
       : thread_(thread), cluster_(cluster), shared_(shared) {}
 
   void add(const Here& place) {
+    if (blocks_.empty()) first_ = static_cast<int>(place.block.x);
     if (blocks_.size() % cluster_ == 0) clusters_.emplace_back();
     blocks_.emplace_back(place, clusters_.back(), shared_);
   }
@@ -161,7 +162,8 @@ class Grid {
 
   unsigned cluster() const { return cluster_; }
   std::size_t shared_bytes() const { return shared_; }
-  Block& block(int number) { return blocks_[static_cast<std::size_t>(number)]; }
+  /// By its number in the launch.
+  Block& block(int number) { return blocks_[static_cast<std::size_t>(number - first_)]; }
   std::vector<std::function<void()>>& at_last() { return at_last_; }
 
  private:
@@ -177,6 +179,7 @@ class Grid {
   const std::function<void()>& thread_;
   unsigned cluster_;
   std::size_t shared_;
+  int first_ = 0;  ///< number of the first block
   std::deque<Barrier> clusters_;
   std::deque<Block> blocks_;
   std::size_t next_block_ = 0, used_ = 0;

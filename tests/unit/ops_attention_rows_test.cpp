@@ -213,11 +213,11 @@ class AttentionRowsTest : public OpsTest {
     return starts;
   }
 
-  Workbench bench(const AttentionShape& shape) const {
+  Workbench bench(const AttentionShape& shape, const CudaOpsOptions& options = {}) const {
     Workload own = workload();
     own.attention = shape;
     own.documents_apart = true;
-    return {GetParam(), own};
+    return {GetParam(), own, options};
   }
 
   void expect_close(const Results& actual, const Results& expected, const std::string& label) {
@@ -347,7 +347,32 @@ TEST_P(AttentionRowsTest, ADocumentSeesNothingOfOthers) {
   }
 }
 
+class OwnAttentionTest : public AttentionRowsTest {};
+
+// Tiles are 128 keys by 128 queries, or 64 of heads of 128: within one, at edges, and many; with more heads
+// than are at work at once, so that memory of query gradients is used again.
+TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
+  const AttentionShape shapes[] = {
+      shape_of({2, 2, 64, 1, 0}, 2, 128, 128),  shape_of({2, 1, 64, 2, 0}, 1, 300, 300),
+      shape_of({4, 2, 64, 2, 0}, 2, 100, 477),  shape_of({6, 6, 64, 1, 0}, 3, 20, 20),
+      shape_of({4, 2, 128, 2, 0}, 1, 200, 200), shape_of({3, 1, 128, 4, 1}, 2, 70, 330),
+      shape_of({5, 5, 128, 1, 0}, 2, 65, 65),   shape_of({2, 2, 64, 1, 0}, 1, 1, 130),
+  };
+  for (const AttentionShape& shape : shapes) {
+    const Inputs in = inputs(shape);
+    Workbench bench = this->bench(shape, {.own_attention = OwnKernels::kAlways});
+    const Results results = run(bench, in);
+    expect_close(results, reference(in), describe(in));
+    const Results again = run(bench, in);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      EXPECT_EQ(results[i].second.values, again[i].second.values) << describe(in) << ": " << results[i].first;
+    }
+  }
+}
+
 OCTET_TEST_BACKENDS_AND_TYPES(AttentionRowsTest);
+INSTANTIATE_TEST_SUITE_P(Cuda, OwnAttentionTest, testing::Values(OpsCase{DeviceKind::kCuda, DType::kBF16}),
+                         name_of_case);
 
 }  // namespace
 }  // namespace octet::test

@@ -26,7 +26,7 @@ class OwnProductsTest : public OpsTest {
 
   /// Runs the same on own kernels and on the CPU.
   void expect_like_cpu(const std::string& label, const std::function<Results(Workbench&)>& run) {
-    Workbench own(GetParam(), workload(), {.own_products = OwnProducts::kAlways});
+    Workbench own(GetParam(), workload(), {.own_products = OwnKernels::kAlways});
     Workbench reference({DeviceKind::kCpu, DType::kF32}, workload());
     const Results found = run(own), expected = run(reference);
     for (std::size_t i = 0; i < expected.size(); ++i) {

@@ -82,10 +82,11 @@ struct Deck {
     std::int64_t seed = 1234;
     std::string device = "auto";  ///< auto | cpu | cuda
     bool share_gpus = false, deterministic = false;
-    std::string pin = "auto";     ///< auto | none
-    std::string matmul = "auto";  ///< auto | cublas | own
-    bool fuse_matmul = true;      ///< products end in the MLP's activation or its gradient
-    bool tune_matmul = false;     ///< GPU: products by the fastest of several ways, found by timing
+    std::string pin = "auto";        ///< auto | none
+    std::string matmul = "auto";     ///< auto | cublas | own
+    std::string attention = "auto";  ///< auto | cudnn | own
+    bool fuse_matmul = true;         ///< products end in the MLP's activation or its gradient
+    bool tune_matmul = false;        ///< GPU: products by the fastest of several ways, found by timing
     std::string tune_cache;  ///< folder where they are remembered; empty: the user's cache; none: nowhere
     std::int64_t evaluate_every = 0, evaluate_samples = 0;
     std::int64_t check_replicas = 0;

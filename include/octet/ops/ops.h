@@ -404,21 +404,22 @@ class Ops {
 
 /// Plain operators on host memory; matrix products by OpenBLAS with `threads` threads.
 std::unique_ptr<Ops> make_cpu_ops(int threads);
-/// Where own kernels for matrix products stand in for cuBLASLt's: wherever there is one, for tests.
-enum class OwnProducts { kNever, kWhereFaster, kAlways };
+/// Where own kernels for Hopper stand in for a library's: wherever there is one (kAlways), for tests.
+enum class OwnKernels { kNever, kWhereFaster, kAlways };
 
 struct CudaOpsOptions {
   /// The attention gradient in bfloat16 adds query gradients in the same order every time, which costs
-  /// 2·batch·heads·sequence² bytes. All else gives the same bits every time anyway.
+  /// cuDNN 2·batch·heads·sequence² bytes. All else gives the same bits every time anyway.
   bool deterministic_attention = false;
   /// How cuBLASLt is to compute products, by earlier timing; outlives the operators. Null, or where it says
   /// nothing: by the library's first proposal.
   PlanCache* matmul_plans = nullptr;
-  OwnProducts own_products = OwnProducts::kWhereFaster;
+  OwnKernels own_products = OwnKernels::kWhereFaster;
+  OwnKernels own_attention = OwnKernels::kWhereFaster;
 };
 
-/// What run.matmul = auto | cublas | own means.
-OwnProducts own_products_of(const std::string& word);
+/// What run.matmul and run.attention mean: auto (kWhereFaster), own (kAlways), or a library's name.
+OwnKernels own_kernels_of(const std::string& word);
 
 /// cuBLASLt, cuDNN and own kernels. Throws Error(kDevice) in a build without CUDA.
 std::unique_ptr<Ops> make_cuda_ops(Device& device, const CudaOpsOptions& options = {});

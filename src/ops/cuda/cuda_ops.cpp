@@ -57,11 +57,19 @@ CudaOps::CudaOps(Device& device, const CudaOpsOptions& options)
       scratch_(device, attribute(ordinal_, cudaDevAttrMultiProcessorCount),
                attribute(ordinal_, cudaDevAttrMaxSharedMemoryPerBlockOptin)),
       matmul_(scratch_, device.name(), architecture_of(ordinal_), options),
-      attention_(scratch_, options.deterministic_attention) {}
+      attention_(scratch_, options.deterministic_attention),
+      own_attention_(options.own_attention),
+      deterministic_attention_(options.deterministic_attention) {}
 
 cudaStream_t CudaOps::enter(Stream& stream) const {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   return native(stream);
+}
+
+bool CudaOps::prefers_own_gradients(const AttentionShape& shape) const {
+  if (own_attention_ == OwnKernels::kNever) return false;
+  return own_attention_ == OwnKernels::kAlways || deterministic_attention_ ||
+         hopper::AttentionGradients::is_faster(shape);
 }
 
 void CudaOps::prepare(const Workload& workload) {
@@ -74,6 +82,7 @@ void CudaOps::prepare(const Workload& workload) {
     bytes = std::max(bytes, cuda::plain_attention_scratch(shape));
     if (workload.compute == DType::kBF16) {
       bytes = std::max(bytes, attention_.workspace_bytes(shape, workload.documents_apart));
+      if (prefers_own_gradients(shape)) bytes = std::max(bytes, attention_gradients_.scratch_bytes(shape));
     }
   }
   scratch_.reserve(bytes);
@@ -174,6 +183,12 @@ void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape,
   check_attention(shape, operands, statistics);
   if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
+  if (prefers_own_gradients(shape) &&
+      attention_gradients_.takes(shape, operands, out, dout, dquery, dkey, dvalue)) {
+    attention_gradients_.run(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue,
+                             scratch_.reserve(attention_gradients_.scratch_bytes(shape)));
+    return;
+  }
   if (operands.dtype == DType::kBF16 &&
       attention_.backward(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue)) {
     return;

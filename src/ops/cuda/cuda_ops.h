@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "../hopper/attention_gradient.h"
 #include "cudnn_attention.h"
 #include "matmul_plans.h"
 #include "octet/ops/ops.h"
@@ -11,9 +12,9 @@
 
 namespace octet {
 
-/// Operators on one CUDA device: cuBLASLt and own kernels for products, cuDNN for bfloat16 attention, own
-/// kernels for the rest. All methods but `adamw`, `add`, `cast`, `fill` and `fill_normal` share scratch
-/// memory and so belong on one stream.
+/// Operators on one CUDA device: cuBLASLt and own kernels for products, cuDNN and own kernels for bfloat16
+/// attention, own kernels for the rest. All methods but `adamw`, `add`, `cast`, `fill` and `fill_normal`
+/// share scratch memory and so belong on one stream.
 class CudaOps final : public Ops {
  public:
   CudaOps(Device& device, const CudaOpsOptions& options);
@@ -85,11 +86,15 @@ class CudaOps final : public Ops {
  private:
   /// Makes the device current for this thread.
   cudaStream_t enter(Stream& stream) const;
+  bool prefers_own_gradients(const AttentionShape& shape) const;
 
   int ordinal_;
   cuda::Scratch scratch_;
   cuda::MatmulPlans matmul_;
   cuda::CudnnAttention attention_;
+  OwnKernels own_attention_;
+  bool deterministic_attention_;
+  hopper::AttentionGradients attention_gradients_;
 };
 
 }  // namespace octet

@@ -161,9 +161,9 @@ MatmulPlans::MatmulPlans(Scratch& scratch, const std::string& device, int archit
   cublasLtHandle_t handle = nullptr;
   check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
   handle_.reset(handle);
-  if (options.own_products != OwnProducts::kNever && architecture == 90) {
+  if (options.own_products != OwnKernels::kNever && architecture == 90) {
     own_ = std::make_unique<hopper::Products>();
-    always_own_ = options.own_products == OwnProducts::kAlways;
+    always_own_ = options.own_products == OwnKernels::kAlways;
   }
 }
 

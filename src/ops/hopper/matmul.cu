@@ -1,64 +1,29 @@
 #include "matmul.h"
 
 #include <algorithm>
-#include <array>
 
 #include "../../runtime/cuda/cuda_check.h"
 #include "matmul_kernel.cuh"
-#include "octet/base/error.h"
+#include "tensor_maps.h"
 
 namespace octet::hopper {
 namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-// The driver's function, which the runtime library finds without linking to libcuda.
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  OCTET_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                              &found));
-  if (function == nullptr || found != cudaDriverEntryPointSuccess) {
-    fail(ErrorKind::kDevice, "the CUDA driver has no cuTensorMapEncodeTiled, which comes with CUDA 12.0");
-  }
-  return reinterpret_cast<Encode>(function);
-}
-
-// Sizes from the innermost on; bytes from one index to the next of all but the innermost; a box is 128 bytes
-// wide.
-template <std::size_t kRank>
-CUtensorMap encode(const Tensor& tensor, const std::array<cuuint64_t, kRank>& sizes,
-                   const std::array<cuuint64_t, kRank - 1>& strides,
-                   const std::array<cuuint32_t, kRank>& box) {
-  static const Encode function = find_encode();
-  CUtensorMap map{};
-  std::array<cuuint32_t, kRank> steps{};
-  steps.fill(1);
-  const auto type =
-      tensor.dtype == DType::kF32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result = function(&map, type, kRank, tensor.data, sizes.data(), strides.data(), box.data(),
-                                   steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    fail(ErrorKind::kDevice, "cuTensorMapEncodeTiled: error {} for a matrix [{}, {}]",
-         static_cast<int>(result), tensor.rows, tensor.cols);
-  }
-  return map;
-}
 
 // Boxes of 128 rows along m or n and 64 k. Where k is the row of the matrix, 64 elements along m or n at a
 // time, as one more index.
 CUtensorMap operand_map(const Tensor& tensor, bool turned) {
   const auto rows = static_cast<cuuint64_t>(tensor.rows), cols = static_cast<cuuint64_t>(tensor.cols);
-  if (turned) return encode<3>(tensor, {64, rows, cols / 64}, {cols * 2, 128}, {64, kDepth, 2});
-  return encode<2>(tensor, {cols, rows}, {cols * 2}, {kDepth, 128});
+  if (turned)
+    return tensor_map<3>(tensor.data, tensor.dtype, {64, rows, cols / 64}, {cols * 2, 128}, {64, kDepth, 2});
+  return tensor_map<2>(tensor.data, tensor.dtype, {cols, rows}, {cols * 2}, {kDepth, 128});
 }
 
 // Boxes of 64 rows of 128 bytes.
 CUtensorMap result_map(const Tensor& tensor) {
   const auto size = static_cast<cuuint64_t>(size_of(tensor.dtype));
   const auto rows = static_cast<cuuint64_t>(tensor.rows), cols = static_cast<cuuint64_t>(tensor.cols);
-  return encode<2>(tensor, {cols, rows}, {cols * size}, {static_cast<cuuint32_t>(128 / size), 64});
+  return tensor_map<2>(tensor.data, tensor.dtype, {cols, rows}, {cols * size},
+                       {static_cast<cuuint32_t>(128 / size), 64});
 }
 
 template <bool kTurnA, bool kTurnB, Ending kEnding>

@@ -5,8 +5,8 @@
 /// Products of warpgroups: d (+)= a [64, 16] · b [16, n] of bfloat16 in float32 sums, n = 64, 128 or 256 (PTX
 /// ISA 8.0, wgmma). Thread t of warp w holds in d[4·j + 2·h + i] row 16·w + 8·h + t / 4 and column 8·j + 2·(t
 /// % 4) + i. Operands are described by operand_at(); or a is in registers, where a[2·c + h] holds columns 8·c
-/// + 2·(t % 4) and the next of row 16·w + 8·h + t / 4, so that sums in bfloat16 are operands as they lie. kTurnA,
-/// kTurnB: k is not the innermost index of that operand. Without `add`, sums begin at zero.
+/// + 2·(t % 4) and the next of row 16·w + 8·h + t / 4, so that sums in bfloat16 are operands as they lie.
+/// kTurnA, kTurnB: k is not the innermost index of that operand. Without `add`, sums begin at zero.
 namespace octet::hopper {
 
 /// After the wait for products, before their sums are read.

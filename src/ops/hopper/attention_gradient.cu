@@ -1,0 +1,194 @@
+#include "attention_gradient.h"
+
+#include <algorithm>
+
+#include "../../runtime/cuda/cuda_check.h"
+#include "attention_gradient_kernel.cuh"
+#include "octet/base/error.h"
+#include "tensor_maps.h"
+
+namespace octet::hopper {
+namespace {
+
+constexpr std::int64_t round_up(std::int64_t count, std::int64_t to) {
+  return (count + to - 1) / to * to;
+}
+
+/// What run() needs of scratch memory, in this order.
+struct Layout {
+  std::int64_t q_tiles, pieces, padded_rows, slots;  ///< as in AttentionGradient; rows of whole tiles
+  std::int64_t sums_bytes, rows_bytes, counters_bytes;
+
+  std::int64_t bytes() const { return sums_bytes + rows_bytes + counters_bytes; }
+};
+
+template <int kHead>
+Layout layout_of(const AttentionShape& shape, int multiprocessors) {
+  using Tiles = GradientTiles<kHead>;
+  const HeadLayout& heads = shape.layout;
+  Layout result{};
+  result.q_tiles = (shape.sequence + Tiles::kQueries - 1) / Tiles::kQueries;
+  result.pieces = (shape.key_rows() + kKeys - 1) / kKeys;
+  result.padded_rows = shape.batch * heads.heads * result.q_tiles * Tiles::kQueries;
+  // As many key heads as can be at work, and two more, so that none waits for the last queries of another.
+  result.slots = std::min<std::int64_t>(shape.batch * heads.kv_heads, multiprocessors / result.pieces + 3);
+  const std::int64_t tiles = result.slots * (heads.heads / heads.kv_heads) * result.q_tiles;
+  result.sums_bytes = tiles * Tiles::kSums * 4;
+  result.rows_bytes = round_up(result.padded_rows * 8, 256);
+  result.counters_bytes = round_up((tiles + 1) * 4, 256);
+  return result;
+}
+
+// (q + offset) / group is q / (heads / kv_heads) for every query head q.
+bool shared_evenly(const HeadLayout& layout) {
+  if (layout.heads % layout.kv_heads != 0) return false;
+  for (int query = 0; query < layout.heads; ++query) {
+    if ((query + layout.head_offset) / layout.group != query / (layout.heads / layout.kv_heads)) return false;
+  }
+  return true;
+}
+
+/// For every query row of whole tiles: log2(e) · log-sum-exp, and the sum of out · dout, to which all score
+/// gradients of the row are relative. Rows beyond the sequence get infinity, so that no key has a part in
+/// them.
+template <int kHead>
+__global__ void __launch_bounds__(256)
+    row_values_kernel(const __nv_bfloat16* out, std::int64_t out_row, std::int64_t out_sample,
+                      const __nv_bfloat16* dout, std::int64_t dout_row, std::int64_t dout_sample,
+                      const float* statistics, float2* rows, int batch, int heads, int sequence, int padded) {
+  constexpr int kRows = 4, kLanes = kHead / 8, kHeads = 32 / kLanes;  // of a warp
+  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % kLanes;
+  const int groups = (heads + kHeads - 1) / kHeads;
+  const std::int64_t item = std::int64_t{blockIdx.x} * 8 + static_cast<int>(threadIdx.x) / 32;
+  const int head = static_cast<int>(item % groups) * kHeads + lane / kLanes;
+  const int row = static_cast<int>(item / groups % (padded / kRows)) * kRows;
+  const std::int64_t sample = item / groups / (padded / kRows);
+  if (sample >= batch) return;
+  const bool known = head < heads;
+  uint4 values[2][kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const bool inside = known && row + i < sequence;
+    const std::int64_t col = std::int64_t{head} * kHead + part * 8;
+    values[0][i] = values[1][i] = uint4{};
+    if (!inside) continue;
+    values[0][i] = *reinterpret_cast<const uint4*>(out + sample * out_sample + (row + i) * out_row + col);
+    values[1][i] = *reinterpret_cast<const uint4*>(dout + sample * dout_sample + (row + i) * dout_row + col);
+  }
+  float sums[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const std::uint32_t a[4] = {values[0][i].x, values[0][i].y, values[0][i].z, values[0][i].w};
+    const std::uint32_t b[4] = {values[1][i].x, values[1][i].y, values[1][i].z, values[1][i].w};
+    sums[i] = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&a[j]));
+      const float2 y = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&b[j]));
+      sums[i] += x.x * y.x + x.y * y.y;
+    }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], offset);
+    }
+  }
+  if (!known || part >= kRows) return;
+  const float sum = part == 0 ? sums[0] : part == 1 ? sums[1] : part == 2 ? sums[2] : sums[3];
+  const std::int64_t series = sample * heads + head;
+  const bool inside = row + part < sequence;
+  const float log_sum = inside ? statistics[series * sequence + row + part] * 1.4426950408889634f  // log2(e)
+                               : __int_as_float(0x7f800000);
+  rows[series * padded + row + part] = float2{log_sum, sum};
+}
+
+template <int kHead>
+void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOperands& operands,
+            const SampleRows& out, const Tensor& statistics, const SampleRows& dout, const SampleRows& dquery,
+            const SampleRows& dkey, const SampleRows& dvalue, void* scratch, int multiprocessors) {
+  using Tiles = GradientTiles<kHead>;
+  const Layout layout = layout_of<kHead>(shape, multiprocessors);
+  const HeadLayout& heads = shape.layout;
+  const std::int64_t batch = shape.batch, sequence = shape.sequence, keys = shape.key_rows();
+  const std::int64_t query_cols = heads.query(), key_cols = std::int64_t{heads.kv_heads} * kHead;
+  std::byte* const memory = static_cast<std::byte*>(scratch);
+
+  AttentionGradient p{};
+  p.query = sample_map(operands.query, batch, sequence, query_cols, Tiles::kQueries);
+  p.dout = sample_map(dout, batch, sequence, query_cols, Tiles::kQueries);
+  p.key = sample_map(operands.key, batch, keys, key_cols, kKeys);
+  p.value = sample_map(operands.value, batch, keys, key_cols, kKeys);
+  p.sums = reinterpret_cast<float*>(memory);
+  float2* const rows = reinterpret_cast<float2*>(memory + layout.sums_bytes);
+  p.rows = rows;
+  p.taken = reinterpret_cast<unsigned*>(memory + layout.sums_bytes + layout.rows_bytes);
+  p.counters = p.taken + 1;
+  p.dquery = static_cast<__nv_bfloat16*>(dquery.data);
+  p.dkey = static_cast<__nv_bfloat16*>(dkey.data);
+  p.dvalue = static_cast<__nv_bfloat16*>(dvalue.data);
+  p.dquery_row = dquery.row_stride, p.dquery_sample = dquery.sample_stride;
+  p.dkey_row = dkey.row_stride, p.dkey_sample = dkey.sample_stride;
+  p.dvalue_row = dvalue.row_stride, p.dvalue_sample = dvalue.sample_stride;
+  p.batch = static_cast<int>(batch);
+  p.kv_heads = heads.kv_heads;
+  p.group = heads.heads / heads.kv_heads;
+  p.sequence = static_cast<int>(sequence);
+  p.keys = static_cast<int>(keys);
+  p.q_tiles = static_cast<int>(layout.q_tiles);
+  p.pieces = static_cast<int>(layout.pieces);
+  p.slots = static_cast<int>(layout.slots);
+  p.scale = shape.scale;
+
+  OCTET_CUDA(cudaMemsetAsync(p.taken, 0, static_cast<std::size_t>(layout.counters_bytes), stream));
+  const int padded = p.q_tiles * Tiles::kQueries;
+  const std::int64_t items = batch * (padded / 4) * ((heads.heads + 256 / kHead - 1) / (256 / kHead));
+  row_values_kernel<kHead><<<static_cast<unsigned>((items + 7) / 8), 256, 0, stream>>>(
+      static_cast<const __nv_bfloat16*>(out.data), out.row_stride, out.sample_stride,
+      static_cast<const __nv_bfloat16*>(dout.data), dout.row_stride, dout.sample_stride,
+      statistics.as<float>(), rows, p.batch, heads.heads, p.sequence, padded);
+  OCTET_CUDA_LAUNCH("row_values_kernel");
+  const auto kernel = attention_gradient_kernel<kHead>;
+  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::kSharedBytes));
+  const std::int64_t pieces = batch * p.kv_heads * layout.pieces;
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(multiprocessors, pieces));
+  attention_gradient_kernel<kHead><<<grid, kGradientThreads, Tiles::kSharedBytes, stream>>>(p);
+  OCTET_CUDA_LAUNCH("attention_gradient_kernel");
+}
+
+}  // namespace
+
+AttentionGradients::AttentionGradients() {
+  int device = 0, major = 0, minor = 0;
+  OCTET_CUDA(cudaGetDevice(&device));
+  OCTET_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  OCTET_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major != 9 || minor != 0) return;
+  OCTET_CUDA(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
+}
+
+std::int64_t AttentionGradients::scratch_bytes(const AttentionShape& shape) const {
+  const int size = shape.layout.head_size;
+  if (multiprocessors_ == 0 || (size != 64 && size != 128) || !shared_evenly(shape.layout)) return 0;
+  return (size == 64 ? layout_of<64>(shape, multiprocessors_) : layout_of<128>(shape, multiprocessors_))
+      .bytes();
+}
+
+bool AttentionGradients::takes(const AttentionShape& shape, const AttentionOperands& operands,
+                               const SampleRows& out, const SampleRows& dout, const SampleRows& dquery,
+                               const SampleRows& dkey, const SampleRows& dvalue) const {
+  if (operands.dtype != DType::kBF16 || operands.document_starts || scratch_bytes(shape) == 0) return false;
+  for (const SampleRows* rows :
+       {&operands.query, &operands.key, &operands.value, &out, &dout, &dquery, &dkey, &dvalue}) {
+    if (!copyable(*rows, shape.batch)) return false;
+  }
+  return true;
+}
+
+void AttentionGradients::run(cudaStream_t stream, const AttentionShape& shape,
+                             const AttentionOperands& operands, const SampleRows& out, Tensor statistics,
+                             const SampleRows& dout, const SampleRows& dquery, const SampleRows& dkey,
+                             const SampleRows& dvalue, void* scratch) const {
+  const auto run_head = shape.layout.head_size == 64 ? launch<64> : launch<128>;
+  run_head(stream, shape, operands, out, statistics, dout, dquery, dkey, dvalue, scratch, multiprocessors_);
+}
+
+}  // namespace octet::hopper
