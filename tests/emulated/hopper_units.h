@@ -16,7 +16,7 @@
 namespace emulation {
 
 /// Where a block's dynamic shared memory begins; not a multiple of what a swizzle needs.
-constexpr std::uint32_t kSharedBegin = 16;
+constexpr std::uint32_t kSharedBegin = 768;
 
 /// Shared memory of a block, which must hold so many bytes from this address on.
 inline std::byte* shared_at(int block, std::uint32_t address, std::size_t bytes) {
@@ -186,13 +186,13 @@ inline void check_fenced(std::uint32_t from, std::int64_t bytes) {
 }
 
 /// Done when this thread waits for it: never, if it does not.
-inline void store_box(const CUtensorMap& encoded, std::uint32_t from, int x, int y, bool add) {
+inline void store_box(const CUtensorMap& encoded, std::uint32_t from, int x, int y, int z, bool add) {
   const TensorMap map = decoded(encoded);
   const int block = this_block();
   check_fenced(from, map.box_bytes());
   if (add && map.type != CU_TENSOR_MAP_DATA_TYPE_FLOAT32) stop("only float32 is added to");
   this_thread().stores.push_back([=] {
-    for_box(map, block, from, x, y, 0, [add](const std::byte* shared, std::byte* matrix) {
+    for_box(map, block, from, x, y, z, [add](const std::byte* shared, std::byte* matrix) {
       if (matrix == nullptr) return;
       if (!add) {
         std::memcpy(matrix, shared, 16);

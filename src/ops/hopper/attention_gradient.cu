@@ -30,8 +30,10 @@ Layout layout_of(const AttentionShape& shape, int multiprocessors) {
   result.q_tiles = (shape.sequence + Tiles::kQueries - 1) / Tiles::kQueries;
   result.pieces = (shape.key_rows() + kKeys - 1) / kKeys;
   result.padded_rows = shape.batch * heads.heads * result.q_tiles * Tiles::kQueries;
-  // As many key heads as can be at work, and two more, so that none waits for the last queries of another.
-  result.slots = std::min<std::int64_t>(shape.batch * heads.kv_heads, multiprocessors / result.pieces + 3);
+  // Twice as many key heads as are at work on the average: the piece of a head that is last takes twice as
+  // long.
+  result.slots =
+      std::min<std::int64_t>(shape.batch * heads.kv_heads, 2 * (multiprocessors / result.pieces) + 6);
   const std::int64_t tiles = result.slots * (heads.heads / heads.kv_heads) * result.q_tiles;
   result.sums_bytes = tiles * Tiles::kSums * 4;
   result.rows_bytes = round_up(result.padded_rows * 8, 256);
@@ -122,12 +124,9 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   p.rows = rows;
   p.taken = reinterpret_cast<unsigned*>(memory + layout.sums_bytes + layout.rows_bytes);
   p.counters = p.taken + 1;
-  p.dquery = static_cast<__nv_bfloat16*>(dquery.data);
-  p.dkey = static_cast<__nv_bfloat16*>(dkey.data);
-  p.dvalue = static_cast<__nv_bfloat16*>(dvalue.data);
-  p.dquery_row = dquery.row_stride, p.dquery_sample = dquery.sample_stride;
-  p.dkey_row = dkey.row_stride, p.dkey_sample = dkey.sample_stride;
-  p.dvalue_row = dvalue.row_stride, p.dvalue_sample = dvalue.sample_stride;
+  p.dquery = sample_map(dquery, batch, sequence, query_cols, 64);
+  p.dkey = sample_map(dkey, batch, keys, key_cols, 64);
+  p.dvalue = sample_map(dvalue, batch, keys, key_cols, 64);
   p.batch = static_cast<int>(batch);
   p.kv_heads = heads.kv_heads;
   p.group = heads.heads / heads.kv_heads;

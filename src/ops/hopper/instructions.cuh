@@ -157,13 +157,20 @@ __device__ inline void load_for_both(std::uint32_t to, const CUtensorMap& map, s
 __device__ inline void stores_before_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/// Copies a box from shared memory to (x, y), as one group of this thread's. What lies beyond the matrix is
-/// left out.
+/// Copies a box from shared memory to (x, y), or (x, y, z), as one group of this thread's. What lies beyond
+/// the matrix is left out.
 __device__ inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
       "cp.async.bulk.commit_group;" ::"l"(&map),
       "r"(from), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(&map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
 /// Adds the box to what the matrix holds.

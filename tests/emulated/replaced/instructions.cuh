@@ -91,11 +91,11 @@ inline void load_for_both(std::uint32_t to, const CUtensorMap& map, std::uint32_
 inline void stores_before_copies() {
   emulation::this_thread().unfenced.clear();
 }
-inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y) {
-  emulation::store_box(map, from, x, y, false);
+inline void store(const CUtensorMap& map, std::uint32_t from, int x, int y, int z = 0) {
+  emulation::store_box(map, from, x, y, z, false);
 }
 inline void add(const CUtensorMap& map, std::uint32_t from, int x, int y) {
-  emulation::store_box(map, from, x, y, true);
+  emulation::store_box(map, from, x, y, 0, true);
 }
 inline void store_floats_at(float* to, std::uint32_t from, int bytes) {
   emulation::store_span(to, from, bytes, false);
