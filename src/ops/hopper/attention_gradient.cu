@@ -50,6 +50,8 @@ bool shared_evenly(const HeadLayout& layout) {
   return true;
 }
 
+constexpr int kRowsOfAWarp = 8;
+
 /// For every query row of whole tiles: log2(e) · log-sum-exp, and the sum of out · dout, to which all score
 /// gradients of the row are relative. Rows beyond the sequence get infinity, so that no key has a part in
 /// them.
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(256)
     row_values_kernel(const __nv_bfloat16* out, std::int64_t out_row, std::int64_t out_sample,
                       const __nv_bfloat16* dout, std::int64_t dout_row, std::int64_t dout_sample,
                       const float* statistics, float2* rows, int batch, int heads, int sequence, int padded) {
-  constexpr int kRows = 4, kLanes = kHead / 8, kHeads = 32 / kLanes;  // of a warp
+  constexpr int kRows = kRowsOfAWarp, kLanes = kHead / 8, kHeads = 32 / kLanes;  // of a warp
   const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % kLanes;
   const int groups = (heads + kHeads - 1) / kHeads;
   const std::int64_t item = std::int64_t{blockIdx.x} * 8 + static_cast<int>(threadIdx.x) / 32;
@@ -95,7 +97,9 @@ __global__ void __launch_bounds__(256)
     }
   }
   if (!known || part >= kRows) return;
-  const float sum = part == 0 ? sums[0] : part == 1 ? sums[1] : part == 2 ? sums[2] : sums[3];
+  float sum = sums[0];
+#pragma unroll
+  for (int i = 1; i < kRows; ++i) sum = part == i ? sums[i] : sum;
   const std::int64_t series = sample * heads + head;
   const bool inside = row + part < sequence;
   const float log_sum = inside ? statistics[series * sequence + row + part] * 1.4426950408889634f  // log2(e)
@@ -139,7 +143,8 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
 
   OCTET_CUDA(cudaMemsetAsync(p.taken, 0, static_cast<std::size_t>(layout.counters_bytes), stream));
   const int padded = p.q_tiles * Tiles::kQueries;
-  const std::int64_t items = batch * (padded / 4) * ((heads.heads + 256 / kHead - 1) / (256 / kHead));
+  const std::int64_t items =
+      batch * (padded / kRowsOfAWarp) * ((heads.heads + 256 / kHead - 1) / (256 / kHead));
   row_values_kernel<kHead><<<static_cast<unsigned>((items + 7) / 8), 256, 0, stream>>>(
       static_cast<const __nv_bfloat16*>(out.data), out.row_stride, out.sample_stride,
       static_cast<const __nv_bfloat16*>(dout.data), dout.row_stride, dout.sample_stride,

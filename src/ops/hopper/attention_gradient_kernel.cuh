@@ -340,19 +340,20 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       // The first query that sees the key of row 0, as a column of the tile.
       const int sees = piece.part * kKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
       const bool hidden = sees + kKeys > 1;
+      if (hidden) {
 #pragma unroll
-      for (int j = 0; j < kQueries / 8; ++j) {
-        const float4 two = load_floats(rows + j * 64);
+        for (int i = 0; i < kQueries / 2; ++i) {
+          const int first = sees + key_row + i % 4 / 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+          if (col < first) s[i] = __int_as_float(0xff800000);  // -infinity
+        }
+      }
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float* const pair = s + 4 * j + 2 * h;
-          pair[0] = approximate_exp2(pair[0] * scale - two.x);
-          pair[1] = approximate_exp2(pair[1] * scale - two.z);
-          if (hidden) {
-            const int first = sees + key_row + 8 * h, col = 8 * j + lane % 4 * 2;
-            if (col < first) pair[0] = 0.0f;
-            if (col + 1 < first) pair[1] = 0.0f;
-          }
+      for (int i = 0; i < kQueries / 2; i += 4) {
+        const float4 two = load_floats(rows + i * 16);
+#pragma unroll
+        for (int h = 0; h < 4; h += 2) {
+          s[i + h] = approximate_exp2(s[i + h] * scale - two.x);
+          s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - two.z);
         }
       }
       products_wait<0>();

@@ -102,13 +102,14 @@ __device__ inline int load_word(std::uint32_t from) {
   return value;
 }
 
-/// Waits for the phase of this parity to end.
+/// Waits for the phase of this parity to end, asleep for milliseconds if need be: who asks again and again
+/// takes turns from warps that compute.
 __device__ inline void wait(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
-      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
       " @!done bra again;\n}" ::"r"(barrier),
-      "r"(parity)
+      "r"(parity), "r"(10000000)
       : "memory");
 }
 
