@@ -50,34 +50,36 @@ bool shared_evenly(const HeadLayout& layout) {
   return true;
 }
 
-constexpr int kRowsOfAWarp = 8;
-
 /// For every query row of whole tiles: log2(e) · log-sum-exp, and the sum of out · dout, to which all score
 /// gradients of the row are relative. Rows beyond the sequence get infinity, so that no key has a part in
-/// them.
+/// them. A warp takes some heads of four rows; a row of blocks, a sample.
 template <int kHead>
-__global__ void __launch_bounds__(256)
-    row_values_kernel(const __nv_bfloat16* out, std::int64_t out_row, std::int64_t out_sample,
-                      const __nv_bfloat16* dout, std::int64_t dout_row, std::int64_t dout_sample,
-                      const float* statistics, float2* rows, int batch, int heads, int sequence, int padded) {
-  constexpr int kRows = kRowsOfAWarp, kLanes = kHead / 8, kHeads = 32 / kLanes;  // of a warp
-  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % kLanes;
-  const int groups = (heads + kHeads - 1) / kHeads;
-  const std::int64_t item = std::int64_t{blockIdx.x} * 8 + static_cast<int>(threadIdx.x) / 32;
-  const int head = static_cast<int>(item % groups) * kHeads + lane / kLanes;
-  const int row = static_cast<int>(item / groups % (padded / kRows)) * kRows;
-  const std::int64_t sample = item / groups / (padded / kRows);
-  if (sample >= batch) return;
-  const bool known = head < heads;
+struct RowValues {
+  static constexpr int kRows = 4, kLanes = kHead / 8, kHeads = 32 / kLanes, kWarps = 8;
+
+  const __nv_bfloat16 *out, *dout;
+  std::int64_t out_row, out_sample, dout_row, dout_sample;  ///< strides
+  const float* statistics;
+  float2* rows;
+  int heads, sequence, padded;
+};
+
+template <int kHead>
+__global__ void __launch_bounds__(256) row_values_kernel(RowValues<kHead> p) {
+  using Shape = RowValues<kHead>;
+  constexpr int kRows = Shape::kRows;
+  const int lane = static_cast<int>(threadIdx.x) % 32, part = lane % Shape::kLanes;
+  const int groups = (p.heads + Shape::kHeads - 1) / Shape::kHeads;
+  const int item = static_cast<int>(blockIdx.x) * Shape::kWarps + static_cast<int>(threadIdx.x) / 32;
+  const int head = item % groups * Shape::kHeads + lane / Shape::kLanes, row = item / groups * kRows;
+  if (row >= p.padded) return;
+  const std::int64_t sample = blockIdx.y, col = std::int64_t{min(head, p.heads - 1)} * kHead + part * 8;
   uint4 values[2][kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const bool inside = known && row + i < sequence;
-    const std::int64_t col = std::int64_t{head} * kHead + part * 8;
-    values[0][i] = values[1][i] = uint4{};
-    if (!inside) continue;
-    values[0][i] = *reinterpret_cast<const uint4*>(out + sample * out_sample + (row + i) * out_row + col);
-    values[1][i] = *reinterpret_cast<const uint4*>(dout + sample * dout_sample + (row + i) * dout_row + col);
+    const std::int64_t at = min(row + i, p.sequence - 1);
+    values[0][i] = *reinterpret_cast<const uint4*>(p.out + sample * p.out_sample + at * p.out_row + col);
+    values[1][i] = *reinterpret_cast<const uint4*>(p.dout + sample * p.dout_sample + at * p.dout_row + col);
   }
   float sums[kRows];
 #pragma unroll
@@ -92,19 +94,18 @@ __global__ void __launch_bounds__(256)
       sums[i] += x.x * y.x + x.y * y.y;
     }
 #pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    for (int offset = Shape::kLanes / 2; offset > 0; offset /= 2) {
       sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], offset);
     }
   }
-  if (!known || part >= kRows) return;
-  float sum = sums[0];
-#pragma unroll
-  for (int i = 1; i < kRows; ++i) sum = part == i ? sums[i] : sum;
-  const std::int64_t series = sample * heads + head;
-  const bool inside = row + part < sequence;
-  const float log_sum = inside ? statistics[series * sequence + row + part] * 1.4426950408889634f  // log2(e)
-                               : __int_as_float(0x7f800000);
-  rows[series * padded + row + part] = float2{log_sum, sum};
+  if (head >= p.heads || part >= kRows) return;
+  const float sum = part == 0 ? sums[0] : part == 1 ? sums[1] : part == 2 ? sums[2] : sums[3];
+  const std::int64_t series = sample * p.heads + head;
+  const bool inside = row + part < p.sequence;
+  const float log_sum = inside
+                            ? p.statistics[series * p.sequence + row + part] * 1.4426950408889634f  // log2(e)
+                            : __int_as_float(0x7f800000);
+  p.rows[series * p.padded + row + part] = float2{log_sum, inside ? sum : 0.0f};
 }
 
 template <int kHead>
@@ -142,13 +143,22 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   p.scale = shape.scale;
 
   OCTET_CUDA(cudaMemsetAsync(p.taken, 0, static_cast<std::size_t>(layout.counters_bytes), stream));
-  const int padded = p.q_tiles * Tiles::kQueries;
-  const std::int64_t items =
-      batch * (padded / kRowsOfAWarp) * ((heads.heads + 256 / kHead - 1) / (256 / kHead));
-  row_values_kernel<kHead><<<static_cast<unsigned>((items + 7) / 8), 256, 0, stream>>>(
-      static_cast<const __nv_bfloat16*>(out.data), out.row_stride, out.sample_stride,
-      static_cast<const __nv_bfloat16*>(dout.data), dout.row_stride, dout.sample_stride,
-      statistics.as<float>(), rows, p.batch, heads.heads, p.sequence, padded);
+  using Values = RowValues<kHead>;
+  const Values values{static_cast<const __nv_bfloat16*>(out.data),
+                      static_cast<const __nv_bfloat16*>(dout.data),
+                      out.row_stride,
+                      out.sample_stride,
+                      dout.row_stride,
+                      dout.sample_stride,
+                      statistics.as<float>(),
+                      rows,
+                      heads.heads,
+                      p.sequence,
+                      p.q_tiles * Tiles::kQueries};
+  const int items = values.padded / Values::kRows * ((heads.heads + Values::kHeads - 1) / Values::kHeads);
+  const dim3 blocks(static_cast<unsigned>((items + Values::kWarps - 1) / Values::kWarps),
+                    static_cast<unsigned>(batch));
+  row_values_kernel<kHead><<<blocks, 256, 0, stream>>>(values);
   OCTET_CUDA_LAUNCH("row_values_kernel");
   const auto kernel = attention_gradient_kernel<kHead>;
   OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::kSharedBytes));
