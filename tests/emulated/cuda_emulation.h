@@ -131,6 +131,9 @@ inline unsigned __ballot_sync(unsigned, bool predicate) {
   for (int lane = 0; lane < 32; ++lane) votes |= (emulation::shuffle(predicate, lane) ? 1u : 0u) << lane;
   return votes;
 }
+inline bool __any_sync(unsigned mask, bool predicate) {
+  return __ballot_sync(mask, predicate) != 0;
+}
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
 }

@@ -349,14 +349,16 @@ TEST_P(AttentionRowsTest, ADocumentSeesNothingOfOthers) {
 
 class OwnAttentionTest : public AttentionRowsTest {};
 
-// Tiles are 128 keys by 128 queries, or 64 of heads of 128: within one, at edges, and many; with more heads
-// than are at work at once, so that memory of query gradients is used again.
+// Tiles are 128 keys by 192 or 128 queries forward, and backward by 128 or 64 of heads of 128: within one, at
+// edges, and many; with more heads than are at work at once, so that memory of query gradients is used again.
 TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
   const AttentionShape shapes[] = {
       shape_of({2, 2, 64, 1, 0}, 2, 128, 128),  shape_of({2, 1, 64, 2, 0}, 1, 300, 300),
       shape_of({4, 2, 64, 2, 0}, 2, 100, 477),  shape_of({6, 6, 64, 1, 0}, 3, 20, 20),
       shape_of({4, 2, 128, 2, 0}, 1, 200, 200), shape_of({3, 1, 128, 4, 1}, 2, 70, 330),
       shape_of({5, 5, 128, 1, 0}, 2, 65, 65),   shape_of({2, 2, 64, 1, 0}, 1, 1, 130),
+      shape_of({2, 2, 64, 2, 2}, 3, 200, 210),  shape_of({1, 1, 64, 1, 0}, 1, 200, 1100),
+      shape_of({2, 2, 128, 1, 0}, 3, 170, 170),
   };
   for (const AttentionShape& shape : shapes) {
     const Inputs in = inputs(shape);
@@ -367,6 +369,20 @@ TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
     for (std::size_t i = 0; i < results.size(); ++i) {
       EXPECT_EQ(results[i].second.values, again[i].second.values) << describe(in) << ": " << results[i].first;
     }
+  }
+}
+
+// What softmax subtracts, the largest score of the first keys, is by far too little for later ones.
+TEST_P(OwnAttentionTest, LaterScoresMayBeMuchLarger) {
+  for (const int head_size : {64, 128}) {
+    const AttentionShape shape = shape_of({4, 2, head_size, 2, 0}, 1, 320, 330);
+    Inputs in = inputs(shape);
+    for (std::int64_t row = 130; row < in.key.rows; ++row) {
+      for (std::int64_t j = 0; j < in.key.cols; ++j) in.key(row, j) *= row < 260 ? 32.0f : 128.0f;
+    }
+    Workbench bench = this->bench(shape, {.own_attention = OwnKernels::kAlways});
+    const Results results = run(bench, in), expected = reference(in);
+    expect_close({results[0], results[1]}, {expected[0], expected[1]}, describe(in));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "../hopper/attention_forward.h"
 #include "../hopper/attention_gradient.h"
 #include "cudnn_attention.h"
 #include "matmul_plans.h"
@@ -94,6 +95,7 @@ class CudaOps final : public Ops {
   cuda::CudnnAttention attention_;
   OwnKernels own_attention_;
   bool deterministic_attention_;
+  hopper::AttentionForward attention_forward_;
   hopper::AttentionGradients attention_gradients_;
 };
 

@@ -14,6 +14,13 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// threadIdx.x, so that what follows from it is not computed ahead, where registers are scarce.
+__device__ inline int thread_read_here() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 __device__ inline std::uint32_t rank_in_cluster() {
   std::uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -242,6 +249,18 @@ __device__ inline void wait_for_count(const unsigned* counter, unsigned value) {
 __device__ inline void count_on(unsigned* counter) {
   asm volatile("fence.proxy.async.global;\n red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
                : "memory");
+}
+
+/// d += a [16, 16] · b [16, 8] by a warp. A thread holds rows lane / 4 and 8 more of d, columns 2·(lane % 4)
+/// and the next; a's words are those rows from there on, then the same 8 columns on; b's are those columns'
+/// rows as k, of column lane / 4.
+__device__ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// Describes an operand of warpgroup_product in shared memory, in the swizzle of 128 bytes. As it lies in

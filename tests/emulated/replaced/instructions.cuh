@@ -12,6 +12,9 @@ inline std::uint32_t shared_address(const void* pointer) {
   const auto* const begin = static_cast<const std::byte*>(emulation::dynamic_shared());
   return static_cast<std::uint32_t>(static_cast<const std::byte*>(pointer) - begin) + emulation::kSharedBegin;
 }
+inline int thread_read_here() {
+  return static_cast<int>(threadIdx.x);
+}
 inline std::uint32_t rank_in_cluster() {
   return static_cast<std::uint32_t>(emulation::rank_in_cluster());
 }
@@ -151,6 +154,25 @@ inline void wait_for_count(const unsigned* counter, unsigned value) {
 inline void count_on(unsigned* counter) {
   ++*counter;
   ++emulation::counts();
+}
+
+inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  const std::uint32_t own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  static_assert(sizeof own <= emulation::kShownBytes);
+  const auto* const shown = static_cast<const std::byte*>(emulation::exchange(own, sizeof own, 0));
+  const auto element = [&](int lane, int word, int half) {
+    std::uint32_t two;
+    memcpy(&two, shown + emulation::kShownBytes * lane + 4 * word, sizeof two);
+    return emulation::upper_half(half == 0 ? two & 0xffff : two >> 16);
+  };
+  const int g = emulation::here.lane / 4, t = emulation::here.lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    for (int k = 0; k < 16; ++k) {
+      const int pair = k % 8 / 2;
+      d[i] += element(4 * g + pair, i / 2 + k / 8 * 2, k % 2) *
+              element(4 * (2 * t + i % 2) + pair, 4 + k / 8, k % 2);
+    }
+  }
 }
 
 inline std::uint64_t operand_at(std::uint32_t address) {

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "octet/ops/ops.h"
+
+namespace octet::hopper {
+
+/// Causal attention by own kernels for GPUs of compute capability 9.0: heads of 64 or 128 bfloat16 elements,
+/// float32 sums, no documents apart. The same bits in every run.
+class AttentionForward {
+ public:
+  /// Of the current device. On GPUs of another kind takes() is always false.
+  AttentionForward();
+
+  /// Whether rows begin at multiples of 16 bytes, as the copy engine wants it, and query heads are shared
+  /// evenly over the key heads that they attend with.
+  bool takes(const AttentionShape& shape, const AttentionOperands& operands, const SampleRows& out) const;
+  /// Than cuDNN's.
+  static bool is_faster(const AttentionShape& shape) { return shape.layout.head_size == 64; }
+  /// Takes what takes() says. statistics: as Ops::attention_forward writes them. All on one stream.
+  void run(cudaStream_t stream, const AttentionShape& shape, const AttentionOperands& operands,
+           const SampleRows& out, Tensor statistics);
+
+ private:
+  struct Free {
+    void operator()(unsigned* counter) const { cudaFree(counter); }
+  };
+  int multiprocessors_ = 0;                ///< 0 on other GPUs
+  std::unique_ptr<unsigned, Free> taken_;  ///< in device memory: tiles that kernels took so far
+  unsigned taken_before_ = 0;              ///< by all kernels that were launched
+};
+
+}  // namespace octet::hopper
