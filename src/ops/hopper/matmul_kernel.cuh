@@ -24,12 +24,13 @@ constexpr int kSharedBytes = kStages * kStageBytes + 2 * kPartsBytes + 2 * kStag
 
 /// What becomes of the sums s.
 enum class Ending {
-  kBfloat16,       ///< y = s + bias
-  kFloat32,        ///< y = s
-  kAdd,            ///< y += s, float32
-  kGelu,           ///< inner = s + bias, y = gelu(inner)
-  kGeluGradient,   ///< y = s · gelu'(inner)
-  kSwiglu,         ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
+  kBfloat16,          ///< y = s + bias
+  kFloat32,           ///< y = s
+  kAdd,               ///< y += s, float32
+  kGelu,              ///< inner = s + bias, y = gelu(inner)
+  kGeluGradient,      ///< y = s · gelu'(inner)
+  kGeluGradientSums,  ///< the same, and sums over the rows of y as it was rounded
+  kSwiglu,            ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
   kSwigluGradient  ///< inner = [gate, up] becomes its gradient where that of silu(gate)·up, which goes to y,
                    ///< is s
 };
@@ -38,6 +39,7 @@ struct Product {
   CUtensorMap a, b, y, inner;
   const __nv_bfloat16* bias;    ///< null: none
   const __nv_bfloat16* values;  ///< inner, where it is read
+  float* sums;                  ///< [ceil(rows / 256) · 4, cols], where they are wanted: over 64 rows each
   int rows, cols;               ///< of y
   int row_tiles, col_tiles;     ///< of 256 rows, and of 256 columns of s
   int steps;                    ///< along k
@@ -179,6 +181,10 @@ class Parts {
   __device__ void move_to(int first_row) {
     first_row_ = first_row;
   }
+  /// The part that was written last, which stays until the next but one.
+  __device__ std::uint32_t last() const {
+    return places_ + turn_ * kPartBytes;
+  }
 
  private:
   __device__ std::uint32_t begin() {
@@ -194,6 +200,44 @@ class Parts {
 
   std::uint32_t places_;
   int barrier_, thread_, first_row_, turn_ = 0;
+};
+
+/// Sums over the 64 rows of a warpgroup's four bfloat16 parts, 16 columns a warp, by matrix units: what lies
+/// in shared memory, read transposed, times ones. Eight instructions a part, that wait for one another
+/// between those of the next part: so nothing is written before the last.
+class ColumnSums {
+ public:
+  __device__ explicit ColumnSums(int thread) : lane_(thread % 32), warp_(thread / 32) {
+    const int row = lane_ / 16 * 8 + lane_ % 8, chunk = 2 * warp_ + lane_ / 8 % 2;
+    from_ = row * 128 + ((chunk ^ (row & 7)) << 4);
+  }
+
+  /// Of a part that all threads have written at `place`.
+  __device__ void take(int part, std::uint32_t place) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[part][i] = 0.0f;
+#pragma unroll
+    for (int rows = 0; rows < 64; rows += 16) {
+      std::uint32_t columns[4];
+      load_transposed(place + from_ + rows * 128, columns);
+      add_row_sums(sums_[part], columns);
+    }
+  }
+  /// `cols`: that there are from the first part's on, a multiple of 64.
+  __device__ void write(float* to, int cols) const {
+    if (lane_ % 4 > 1) return;  // four lanes have the same sums, of two columns
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      if (part * 64 >= cols) return;
+      to[part * 64 + 16 * warp_ + lane_ % 4 * 8 + lane_ / 4] =
+          lane_ % 4 == 0 ? sums_[part][0] : sums_[part][2];
+    }
+  }
+
+ private:
+  int lane_, warp_;
+  std::uint32_t from_;
+  float sums_[4][4];
 };
 
 /// Pairs of 64 columns of a matrix, in the places of words(j, h) above; zeros beyond the matrix.
@@ -257,7 +301,9 @@ __device__ inline void finish(const Product& product, Parts& parts, float (&d)[1
       parts.template write_floats<kEnding == Ending::kAdd>(
           product.y, col + part * 32, [&](int j, int h, int i) { return d[(part * 4 + j) * 4 + 2 * h + i]; });
     }
-  } else if constexpr (kEnding == Ending::kGeluGradient) {
+  } else if constexpr (kEnding == Ending::kGeluGradient || kEnding == Ending::kGeluGradientSums) {
+    constexpr bool kSums = kEnding == Ending::kGeluGradientSums;
+    ColumnSums sums(thread);
     Pairs inner;
     const __nv_bfloat16* const values = product.values + std::int64_t{lane_row} * product.cols + col + pair;
     inner.read(values, product.cols, lane_row, product.rows, col + pair, product.cols);
@@ -279,6 +325,10 @@ __device__ inline void finish(const Product& product, Parts& parts, float (&d)[1
                    product.cols);
       }
       parts.write(product.y, x, [&](int j, int h) { return packed(at(j, h, 0), at(j, h, 1)); });
+      if constexpr (kSums) sums.take(part, parts.last());
+    }
+    if constexpr (kSums) {
+      sums.write(product.sums + std::int64_t{row / 64} * product.cols + col, product.cols - col);
     }
   } else if constexpr (kEnding == Ending::kSwiglu) {
     // Tiles have 128 gates and the 128 ups that belong to them.
