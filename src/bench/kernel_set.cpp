@@ -90,6 +90,15 @@ class KernelMaker {
     if (layer) results.push_back(backward.dbias);
     add(
         "norm backward", 5 * matrix, [this, backward] { ops_.norm_backward(stream_, backward); }, results);
+    if (!shape_.biases()) return;
+    NormBackward summed = backward;
+    summed.dx = random(t, h);
+    summed.dx_sums = floats(1, h);
+    results.front() = summed.dx;
+    results.push_back(summed.dx_sums);
+    add(
+        "norm backward, bias gradient", 5 * matrix, [this, summed] { ops_.norm_backward(stream_, summed); },
+        results);
   }
 
   void heads() {

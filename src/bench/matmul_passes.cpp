@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "octet/base/rng.h"
@@ -121,6 +122,19 @@ Tensor ones(Operands& memory, std::int64_t rows, std::int64_t cols) {
   return memory.random(DType::kF32, rows, cols, 0.0, 1.0);
 }
 
+/// Whether some columns of y add up to what bias_gradient has for them, within what float32 sums of numbers
+/// of unit size, rounded to bfloat16 or not, may be off by.
+bool sums_right(BenchSession& session, const Matmul& args, const std::vector<std::int64_t>& cols) {
+  const std::vector<float> found = to_host(session.device, session.stream, args.bias_gradient);
+  const auto columns = lines_of(session, args.y, cols, true);
+  for (std::size_t i = 0; i < cols.size(); ++i) {
+    const double total = std::accumulate(columns[i].begin(), columns[i].end(), 0.0);
+    const double off = std::abs(found[static_cast<std::size_t>(cols[i])] - total);
+    if (!(off <= 1e-4 * std::sqrt(static_cast<double>(args.y.rows)))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::vector<MatmulPass> make_passes(Operands& memory, const Linear& linear, DType compute) {
@@ -164,6 +178,8 @@ std::vector<MatmulPass> make_fused_passes(Operands& memory, const Linear& linear
     args.epilogue = Epilogue::kGeluGradient;
     args.inner = random(linear.rows, linear.in);
     passes.push_back({"input gradient with gelu", args});
+    args.bias_gradient = memory.zeros(DType::kF32, 1, linear.in);
+    passes.push_back({"input gradient with gelu, bias gradient", args});
   }
   return passes;
 }
@@ -218,7 +234,7 @@ bool product_right(BenchSession& session, const MatmulPass& pass) {
       if (!near(y[i][col], total)) return false;
     }
   }
-  return true;
+  return !args.bias_gradient || sums_right(session, args, cols);
 }
 
 }  // namespace octet

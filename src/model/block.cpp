@@ -221,15 +221,28 @@ void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, Line
                                 Tensor inner) {
   const LinearRows rows = rows_of(w, which);
   linears_.input_gradient(stream, w.bucket - 1, slab, which, piece, dy, measured,
-                          context_.parameters.parameter(rows.first, rows.last), dx, inner);
+                          context_.parameters.parameter(rows.first, rows.last), dx, inner,
+                          inner ? gradient(w.up_bias) : Tensor{}, context_.parameters.accumulates(w.bucket));
+}
+
+bool BlockStack::has_bias_gradient(LinearLayer which, int slab) const {
+  switch (which) {
+    case LinearLayer::kQkv:
+      return false;
+    case LinearLayer::kUp:
+      return keeps_activation() || direct_backward();
+    case LinearLayer::kOutput:
+    case LinearLayer::kDown:
+      break;
+  }
+  return sums_in_norms(slab);
 }
 
 void BlockStack::weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy,
                                  Tensor x, Measured measured) {
   const LinearRows rows = rows_of(w, which);
   const bool accumulate = context_.parameters.accumulates(w.bucket);
-  // The activation's backward pass may have added up its columns already.
-  const bool biased = rows.first_bias >= 0 && !(which == LinearLayer::kUp && direct_backward());
+  const bool biased = rows.first_bias >= 0 && !has_bias_gradient(which, slab);
   const Tensor bias = biased ? context_.parameters.gradient(rows.first_bias, rows.last_bias) : Tensor{};
   linears_.weight_gradient(stream, w.bucket - 1, slab, which, dy, x, measured,
                            context_.parameters.gradient(rows.first, rows.last), bias, accumulate,
@@ -256,6 +269,7 @@ void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Linea
   }
   args.dweight = norm_gradient(w, slab, weight_row);
   args.dbias = norm_gradient(w, slab, bias_row);
+  if (sums_in_norms(slab)) args.dx_sums = gradient(which == LinearLayer::kUp ? w.down_bias : w.o_bias);
   args.accumulate = !later(slab) && context_.parameters.accumulates(w.bucket);
   args.largest = largest;
   context_.ops.norm_backward(stream, args);

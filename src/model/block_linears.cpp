@@ -221,7 +221,7 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
 
 void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
                                   const TokenPiece& piece, Tensor dy, Measured measured, Tensor w, Tensor dx,
-                                  Tensor inner) {
+                                  Tensor inner, Tensor dbias, bool accumulate) {
   dy = piece.of(dy);
   dx = piece.of(dx);
   if (!fp8()) {
@@ -229,6 +229,8 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
     if (inner) {
       args.epilogue = context_.shape.gated() ? Epilogue::kSwigluGradient : Epilogue::kGeluGradient;
       args.inner = piece.of(inner);
+      args.bias_gradient = dbias;
+      args.accumulate_bias_gradient = accumulate || piece.begin > 0;
     }
     context_.ops.matmul(stream, args);
     return;

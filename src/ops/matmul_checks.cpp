@@ -12,6 +12,9 @@ void check_matmul(const Matmul& args) {
   OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k && args.y.rows == m);
   OCTET_ASSERT(n == (args.epilogue == Epilogue::kSwiglu ? 2 * args.y.cols : args.y.cols));
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
+  OCTET_ASSERT(!args.bias_gradient ||
+               (args.epilogue == Epilogue::kGeluGradient && args.bias_gradient.dtype == DType::kF32 &&
+                args.bias_gradient.size() == n));
   if (is_float8(args.a.dtype)) {
     check_float8(args);
     OCTET_ASSERT(args.epilogue == Epilogue::kNone);

@@ -68,8 +68,11 @@ MatmulPlans::MatmulPlans(Scratch& scratch, const std::string&, int, const CudaOp
 
 void MatmulPlans::time_products(cudaStream_t) {}
 
-void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
-  if (own_ && own_->takes(args)) return own_->run(stream, args);
+bool MatmulPlans::prefers_own(const Matmul& args) const {
+  return own_ && own_->takes(args);
+}
+
+void MatmulPlans::run_library(cudaStream_t stream, const Matmul& args) {
   if (args.epilogue != Epilogue::kNone) return run_apart(stream, args);
   const std::unique_ptr<Ops> ops = make_cpu_ops(1);
   Workload workload;

@@ -36,6 +36,7 @@ class FaultyOps final : public CpuOps {
   void matmul(Stream& stream, const Matmul& args) override {
     CpuOps::matmul(stream, args);
     if (faulty("weight gradient") && args.accumulate) damage(args.y);
+    if (faulty("bias gradient") && args.bias_gradient) damage(args.bias_gradient);
   }
   void swiglu_backward(Stream& stream, Tensor gate_up, Tensor dout, Tensor largest) override {
     CpuOps::swiglu_backward(stream, gate_up, dout, largest);
@@ -224,8 +225,8 @@ TEST_F(Bench, OperatorsAreMeasuredAndRight) {
     deck_.data.mask_documents = gpt2;
     const Outcome outcome = run({"matmul", "attention", "kernels"});
     EXPECT_EQ(outcome.code, 0) << printed_;
-    EXPECT_EQ(rows(outcome, "matmul").size(), gpt2 ? 17u : 15u)
-        << "three of each linear layer and of the head; of GPT-2 two with a GELU";
+    EXPECT_EQ(rows(outcome, "matmul").size(), gpt2 ? 18u : 15u)
+        << "three of each linear layer and of the head; of GPT-2 three with a GELU";
     for (const auto& row : rows(outcome, "matmul")) {
       const double flops = 2.0 * row["m"].get<double>() * row["n"].get<double>() * row["k"].get<double>();
       EXPECT_NEAR(row["tflops"].get<double>(), flops / row["time_us"].get<double>() / 1e6, 1e-9) << row;
@@ -240,6 +241,7 @@ TEST_F(Bench, OperatorsAreMeasuredAndRight) {
     }
     EXPECT_EQ(kernels.count(gpt2 ? "gelu backward" : "swiglu backward"), 1u);
     EXPECT_EQ(kernels.count("head norm backward"), gpt2 ? 0u : 1u);
+    EXPECT_EQ(kernels.count("norm backward, bias gradient"), gpt2 ? 1u : 0u);
     for (const char* part : {"matmul", "attention", "kernels"})
       EXPECT_TRUE(outcome.json["parts"][part]["correct"].get<bool>()) << part;
   }
@@ -256,6 +258,15 @@ TEST_F(Bench, FaultsOfOperatorsShowInTheirRows) {
   // The CPU's one pass is made of the two halves.
   EXPECT_EQ(wrong(outcome, "kernels", "kernel"),
             (Names{"swiglu backward", "cross-entropy, second half", "cross-entropy, one pass"}));
+}
+
+TEST_F(Bench, AWrongBiasGradientShowsInTheRowOfItsProduct) {
+  deck_.model.family = "gpt2";
+  deck_.model.kv_heads = 4;
+  deck_.model.qk_norm = false;
+  const Outcome outcome = run({"matmul"}, {"bias gradient"});
+  EXPECT_EQ(outcome.code, 5);
+  EXPECT_EQ(wrong(outcome, "matmul", "pass"), Names{"input gradient with gelu, bias gradient"});
 }
 
 TEST_F(Bench, EightBitProductsAndCopiesAreMeasuredWhereTheDeckHasThem) {

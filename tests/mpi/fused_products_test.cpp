@@ -90,6 +90,17 @@ TEST(FusedProducts, CudaDiffersFromSeparatePassesByRoundingInBf16) {
   compare(llama("cuda", "bf16"), 2e-3, 2e-2);
 }
 
+TEST(FusedProducts, CudaOwnProductsOfGpt2FollowTheCpu) {
+  if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
+  Deck deck = gpt2("cpu", "fp32");
+  deck.model.layers = 2;
+  const Outcome expected = train(deck, 1);
+  deck.run.device = "cuda";
+  deck.precision.compute = "bf16";
+  deck.run.matmul = "own";
+  expect_alike(train(deck, 1), expected, 2e-3, 5e-2);
+}
+
 /// All that is there for speed, the own products wherever there is one, against plain passes and the
 /// library's.
 TEST(FusedProducts, CudaFastPathsFollowPlainOnesOver50Steps) {

@@ -89,6 +89,25 @@ TEST_P(EpilogueTest, InputGradientEndsInTheGradientOfTheGelu) {
   }
 }
 
+TEST_P(EpilogueTest, GradientOfTheGeluIsSummedOverTokensForTheBias) {
+  Workbench bench = this->bench();
+  for (const auto& [m, n, k] : kSizes) {
+    const Matrix dy = random(m, k), w = random(k, n, 1.0 / std::sqrt(static_cast<double>(k)));
+    const Matrix inner = random(m, n, 2.0), start = random(1, n, 3.0);
+    for (const bool accumulate : {false, true}) {
+      Matmul args{.a = bench.put(dy), .b = bench.put(w), .y = bench.blank(m, n)};
+      args.epilogue = Epilogue::kGeluGradient;
+      args.inner = bench.put(inner);
+      args.bias_gradient = accumulate ? bench.put_float(start) : bench.blank_float(1, n);
+      args.accumulate_bias_gradient = accumulate;
+      bench.ops().matmul(bench.stream(), args);
+      const Matrix expected = column_sums(bench.get(args.y), accumulate ? &start : nullptr);
+      EXPECT_TRUE(close(bench.get(args.bias_gradient), expected, 1e-5, std::sqrt(static_cast<double>(m))))
+          << fmt::format("m {} n {} k {} accumulate {}", m, n, k, accumulate);
+    }
+  }
+}
+
 TEST_P(EpilogueTest, ForwardProductEndsInTheSwigluAndKeepsGatesAndUps) {
   Workbench bench = this->bench();
   for (const auto& [m, f, k] : kSizes) {

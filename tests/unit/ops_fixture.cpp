@@ -20,6 +20,16 @@ Matrix moved(const Matrix& a, double factor, const Matrix& b) {
   return result;
 }
 
+Matrix column_sums(const Matrix& a, const Matrix* start) {
+  Matrix sums(1, a.cols);
+  for (std::int64_t col = 0; col < a.cols; ++col) {
+    double total = start == nullptr ? 0.0 : (*start)(0, col);
+    for (std::int64_t row = 0; row < a.rows; ++row) total += double{a(row, col)};
+    sums(0, col) = static_cast<float>(total);
+  }
+  return sums;
+}
+
 testing::AssertionResult close(const Matrix& actual, const Matrix& expected, double tolerance, double rms) {
   if (actual.rows != expected.rows || actual.cols != expected.cols) {
     return testing::AssertionFailure() << fmt::format("shape [{}, {}], expected [{}, {}]", actual.rows,

@@ -54,6 +54,9 @@ inline double norm_of(const Matrix& a) {
 /// a + factor · b.
 Matrix moved(const Matrix& a, double factor, const Matrix& b);
 
+/// Sums over rows, in float64, added to `start` [1, cols] where that is given.
+Matrix column_sums(const Matrix& a, const Matrix* start = nullptr);
+
 /// Success when ‖actual - expected‖ <= tolerance · ‖expected‖ and no single element is far off. Where terms
 /// may cancel, `rms` tells the usual size of an element, which then counts if ‖expected‖ happens to be
 /// smaller.

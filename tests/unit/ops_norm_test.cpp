@@ -36,9 +36,11 @@ Forward run_forward(Workbench& bench, NormKind kind, const Operands& in) {
   return {bench.get(args.y), args.residual, args.weight, args.bias, args.rstd, args.mean};
 }
 
-/// dx starts from `dx_start`, dweight and dbias from `parameter_start` where that is given.
+/// dx starts from `dx_start`, dweight, dbias and with `sums` dx_sums from `parameter_start` where that is
+/// given.
 Results run_backward(Workbench& bench, NormKind kind, const Forward& forward, const Matrix& dy,
-                     const Matrix& dx_start, const Matrix* parameter_start, bool y_in_place_of_dy) {
+                     const Matrix& dx_start, const Matrix* parameter_start, bool y_in_place_of_dy,
+                     bool sums = false, bool measured = false) {
   NormBackward args;
   args.kind = kind;
   args.x = forward.x;
@@ -55,10 +57,13 @@ Results run_backward(Workbench& bench, NormKind kind, const Forward& forward, co
   };
   args.dweight = parameter_gradient();
   if (kind == NormKind::kLayer) args.dbias = parameter_gradient();
+  if (sums) args.dx_sums = parameter_gradient();
+  if (measured && bench.compute() == DType::kBF16) args.largest = bench.put_float(Matrix(1, 1));
   bench.ops().norm_backward(bench.stream(), args);
   Results results{
       {"dx", bench.get(args.dx)}, {"dweight", bench.get(args.dweight)}, {"rebuilt y", bench.get(args.y)}};
   if (kind == NormKind::kLayer) results.emplace_back("dbias", bench.get(args.dbias));
+  if (sums) results.emplace_back("dx_sums", bench.get(args.dx_sums));
   return results;
 }
 
@@ -163,6 +168,28 @@ TEST_P(NormPrecisionTest, GradientsOfMoreRowsThanAGpuTakesAtATimeAgreeWithRefere
     expect_like_reference(fmt::format("{} [{}, {}]", name_of_norm(kind), rows, cols), [&](Workbench& bench) {
       return run_backward(bench, kind, run_forward(bench, kind, in), dy, dx, nullptr, true);
     });
+  }
+}
+
+TEST_P(NormPrecisionTest, ColumnsOfTheStreamsGradientAreSummedAsItComesIn) {
+  struct Shape {
+    std::int64_t rows, cols;
+  };
+  constexpr Shape kShapes[] = {{3300, 16}, {133, 100}, {19, 257}, {70, 768}, {140, 1600}, {3, 8200}};
+  for (const NormKind kind : kKinds) {
+    for (const auto& [rows, cols] : kShapes) {
+      const Operands in{random(rows, cols, 1.0, 0.2), random(1, cols), random(1, cols)};
+      const Matrix dy = random(rows, cols), dx = random(rows, cols), start = random(1, cols, 4.0);
+      for (const bool accumulate : {false, true}) {
+        const std::string label =
+            fmt::format("{} [{}, {}] accumulate {}", name_of_norm(kind), rows, cols, accumulate);
+        expect_like_reference(label, [&](Workbench& bench) {
+          const Forward forward = run_forward(bench, kind, in);
+          return run_backward(bench, kind, forward, dy, dx, accumulate ? &start : nullptr, true, true,
+                              accumulate);
+        });
+      }
+    }
   }
 }
 

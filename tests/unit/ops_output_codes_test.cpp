@@ -146,6 +146,7 @@ TEST_P(OutputCodesTest, OfANormAreThoseOfItsRoundedOutput) {
         args.dy = bench.put(dy);
         args.dx = bench.put(dx);
         args.dweight = bench.put_float(start);
+        args.dx_sums = bench.put_float(start);
         if (layer) args.dbias = bench.put_float(start);
       };
       for (const bool with_dx : {false, true}) {
@@ -164,6 +165,7 @@ TEST_P(OutputCodesTest, OfANormAreThoseOfItsRoundedOutput) {
         // Sums over a row may be taken in another order.
         EXPECT_TRUE(close(bench.get(both.dx), bench.get(plain.dx), 1e-3)) << what;
         EXPECT_TRUE(close(bench.get(both.dweight), bench.get(plain.dweight), 1e-5)) << what;
+        EXPECT_TRUE(close(bench.get(both.dx_sums), bench.get(plain.dx_sums), 1e-5)) << what;
         if (layer) {
           EXPECT_TRUE(close(bench.get(both.dbias), bench.get(plain.dbias), 1e-5)) << what;
         }

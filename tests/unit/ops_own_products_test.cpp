@@ -109,6 +109,29 @@ TEST_P(OwnProductsTest, EpiloguesOfGelu) {
   });
 }
 
+TEST_P(OwnProductsTest, GradientOfGeluWithSumsOverItsRowsForTheBias) {
+  Workbench bench(GetParam(), workload(), {.own_products = OwnKernels::kAlways});
+  for_sizes([&](const Sizes& s, const std::string& label) {
+    const Matrix start = random(1, s.n, 3.0);
+    Matmul args{
+        .a = bench.put(random(s.m, s.k)), .b = bench.put(random(s.k, s.n, 0.1)), .y = bench.blank(s.m, s.n)};
+    args.epilogue = Epilogue::kGeluGradient;
+    args.inner = bench.put(random(s.m, s.n, 2.0));
+    bench.ops().matmul(bench.stream(), args);
+    const Matrix y = bench.get(args.y);
+    for (const bool accumulate : {false, true}) {
+      args.y = bench.blank(s.m, s.n);
+      args.bias_gradient = accumulate ? bench.put_float(start) : bench.blank_float(1, s.n);
+      args.accumulate_bias_gradient = accumulate;
+      bench.ops().matmul(bench.stream(), args);
+      const Matrix expected = column_sums(y, accumulate ? &start : nullptr);
+      EXPECT_TRUE(close(bench.get(args.bias_gradient), expected, 1e-5, norm_of(y) / std::sqrt(s.n)))
+          << label << " accumulate " << accumulate;
+      EXPECT_EQ(bench.get(args.y).values, y.values) << label << ": the sums change what is summed";
+    }
+  });
+}
+
 TEST_P(OwnProductsTest, EpiloguesOfSwiglu) {
   for_sizes([&](const Sizes& s, const std::string& label) {
     const std::int64_t f = (s.n + 127) / 128 * 128;
@@ -177,6 +200,12 @@ TEST(OwnProductsTiling, EfficiencyIsThePartOfWholeRoundsOfTilesThatResultsFill) 
   EXPECT_EQ(hopper::efficiency(at.weight_gradient(192, 384, 64), 1), 192.0 * 384 / (256 * 512));
   EXPECT_EQ(hopper::efficiency(at.swiglu(256, 66 * 128, 64), 66), 1.0) << "tiles of gates and their ups";
   EXPECT_EQ(hopper::efficiency(at.swiglu(256, 67 * 128, 64), 66), 67.0 / 132);
+}
+
+TEST(OwnProductsTiling, EveryWarpgroupOfATileHasARowOfSums) {
+  EXPECT_EQ(hopper::column_sum_rows(1), 4);
+  EXPECT_EQ(hopper::column_sum_rows(256), 4);
+  EXPECT_EQ(hopper::column_sum_rows(257), 8);
 }
 
 TEST(OwnProductsTiling, ThreeFormsAreTakenInWhatTheCopyEngineMoves) {

@@ -92,6 +92,11 @@ class BlockStack {
   static std::array<int, kNorms> norms_of(const Weights& w) {
     return {w.attention_norm, w.attention_norm_bias, w.mlp_norm, w.mlp_norm_bias, w.q_norm, w.k_norm};
   }
+  /// Whether norms' backward passes, which read the stream's gradient, add up its columns for the biases of
+  /// the layers that add to the stream: where they read all tokens, and those gradients are not for later.
+  bool sums_in_norms(int slab) const { return !later(slab) && !context_.tensor.sequence_parallel(); }
+  /// Whether an operator that handles the output gradient of `which` has summed its columns for the bias.
+  bool has_bias_gradient(LinearLayer which, int slab) const;
   /// Where the backward pass of a norm writes the gradient of parameter `row`: its place, or memory kept for
   /// later.
   Tensor norm_gradient(const Weights& w, int slab, int row);
@@ -119,7 +124,9 @@ class BlockStack {
                     const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
                     Tensor mean);
   /// Adds the gradient through the norm before `which` to `gradient`, measured in `largest` or copied to
-  /// `copies`, and leaves the norm's output in place of `dy`, or of the input of `which` in 8 bits.
+  /// `copies`, and leaves the norm's output in place of `dy`, or of the input of `which` in 8 bits. Where
+  /// sums_in_norms(), also the bias gradient of the linear layer before it, whose output's gradient
+  /// `gradient` is on entry.
   void norm_backward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, int weight_row,
                      int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor gradient, Tensor largest,
                      const OutputCodes& copies);
@@ -150,7 +157,8 @@ class BlockStack {
                       Tensor x, Measured measured, Tensor y, Tensor activated = {});
   void input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor dx, Tensor inner = {});
-  /// dw (+)= dyᵀ·x and, where there is a bias, db (+)= column sums of dy. `measured`: of x.
+  /// dw (+)= dyᵀ·x and, where there is a bias without has_bias_gradient(), db (+)= column sums of dy.
+  /// `measured`: of x.
   void weight_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor dy, Tensor x,
                        Measured measured = Measured::kBefore);
 

@@ -62,10 +62,11 @@ class BlockLinears {
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
                Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
   /// dx = dy·w, rows in `piece`; with `inner`, where fuses_activation(), taken on through the activation of
-  /// inner: Epilogue::kGeluGradient or kSwigluGradient. After forward() of the layer in this slab with the
-  /// same weights.
+  /// inner: Epilogue::kGeluGradient or kSwigluGradient; of a GELU, where there is a dbias, dbias (+)= column
+  /// sums of dx. After forward() of the layer in this slab with the same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner = {});
+                      Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner, Tensor dbias,
+                      bool accumulate);
   /// dw (+)= dyᵀ·x and, where there is one, dbias (+)= column sums of dy. After forward() with this x in this
   /// slab. Unless tokens come in pieces (TensorAxis), `dy` is what the last input_gradient() of this layer
   /// had, or it comes `later`. `measured`: of x, kBefore or kCopied.

@@ -58,6 +58,10 @@ struct Matmul {
   Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
   Epilogue epilogue = Epilogue::kNone;
   Tensor inner = {};  ///< of an epilogue: [m, n], with SwiGLU [m, 2·columns of y]; all of the compute dtype
+  /// With kGeluGradient, optional out float32 [1, n]: what bias_backward makes of y, which is the gradient of
+  /// the bias that was added before the GELU.
+  Tensor bias_gradient = {};
+  bool accumulate_bias_gradient = false;  ///< add to what bias_gradient holds
 };
 
 /// An 8-bit copy of a bfloat16 matrix, as it lies or transposed or both: codes = from / scale, rounded to
@@ -109,10 +113,13 @@ struct NormBackward {
   NormKind kind = NormKind::kRms;
   Tensor x, weight, bias, rstd, mean;  ///< as the forward pass left them
   Tensor dy;                           ///< [t, h]
-  Tensor dx;                  ///< in/out [t, h]: the gradient through the norm is added to what it holds
-  Tensor y;                   ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
-  Tensor dweight, dbias;      ///< out float32 [1, h]
-  bool accumulate = false;    ///< add to dweight and dbias instead of overwriting them
+  Tensor dx;              ///< in/out [t, h]: the gradient through the norm is added to what it holds
+  Tensor y;               ///< optional out [t, h]: the norm's output, rebuilt; may be dy itself
+  Tensor dweight, dbias;  ///< out float32 [1, h]
+  /// Optional out float32 [1, h]: what bias_backward makes of dx as it comes in. Where x is the residual
+  /// stream, that is the gradient of the bias of the layer whose output the stream took up last.
+  Tensor dx_sums = {};
+  bool accumulate = false;    ///< add to dweight, dbias and dx_sums instead of overwriting them
   Tensor largest = {};        ///< optional, of dx: as in Ops
   OutputCodes y_codes = {};   ///< optional, of y, E4M3, transposed alone; without y, and dy is overwritten
   OutputCodes dx_codes = {};  ///< optional, with y_codes: of dx, E5M2, both copies

@@ -152,14 +152,16 @@ void CpuOps::matmul(Stream& stream, const Matmul& args) {
     }
     return;
   }
-  if (m == 0 || n == 0) return;
-  if (args.a.dtype == DType::kF32) {
+  if (m > 0 && n > 0 && args.a.dtype == DType::kF32) {
     matmul_float(args, m, n, k);
-    return;
+  } else if (m > 0 && n > 0) {
+    OCTET_ASSERT(matmul_scratch_.size() == cpu::kMatmulScratch);
+    cpu::with_type(args.y.dtype,
+                   [&](auto y) { matmul_narrow<decltype(y)>(args, m, n, k, matmul_scratch_.data()); });
   }
-  OCTET_ASSERT(matmul_scratch_.size() == cpu::kMatmulScratch);
-  cpu::with_type(args.y.dtype,
-                 [&](auto y) { matmul_narrow<decltype(y)>(args, m, n, k, matmul_scratch_.data()); });
+  if (args.bias_gradient) {
+    CpuOps::bias_backward(stream, args.y, args.bias_gradient, args.accumulate_bias_gradient);
+  }
 }
 
 }  // namespace octet

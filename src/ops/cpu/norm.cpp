@@ -125,6 +125,12 @@ void CpuOps::norm_forward(Stream& stream, const NormForward& args) {
 
 void CpuOps::norm_backward(Stream& stream, const NormBackward& args) {
   check_codes(args);
+  if (args.dx_sums) {
+    CpuOps::bias_backward(stream, args.dx, args.dx_sums, args.accumulate);
+    NormBackward rest = args;
+    rest.dx_sums = {};
+    return CpuOps::norm_backward(stream, rest);
+  }
   if (args.y_codes) {
     NormBackward wide = args;
     wide.y_codes = wide.dx_codes = {};

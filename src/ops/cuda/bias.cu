@@ -44,12 +44,12 @@ __global__ void __launch_bounds__(32 * kLanes)
 }
 
 // A block sums 32 columns: its 32 rows of threads take every 32nd partial. In float64, since gradients
-// cancel. Blocks of y = 1 do so with the set of rows behind the first.
+// cancel. Blocks of y = 1 and 2 do so with the sets of rows behind the first.
 __global__ void __launch_bounds__(1024)
     partials_kernel(const float* partials, std::int64_t rows, std::int64_t cols, std::int64_t stride,
-                    float* first_sums, float* second_sums, bool accumulate) {
+                    float* first_sums, float* second_sums, float* third_sums, bool accumulate) {
   __shared__ double shared[32][33];
-  float* const sums = blockIdx.y == 0 ? first_sums : second_sums;
+  float* const sums = blockIdx.y == 0 ? first_sums : blockIdx.y == 1 ? second_sums : third_sums;
   partials += blockIdx.y * rows * stride;
   const std::int64_t col = std::int64_t{blockIdx.x} * 32 + threadIdx.x;
   double sum = 0.0;
@@ -88,10 +88,11 @@ std::int64_t row_shares(std::int64_t rows, std::int64_t column_blocks, int multi
 }  // namespace
 
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
-                  std::int64_t stride, float* sums, bool accumulate, float* second) {
+                  std::int64_t stride, float* sums, bool accumulate, float* second, float* third) {
   if (cols == 0) return;
-  const dim3 grid(grid_size(divide_up(cols, 32)), second == nullptr ? 1 : 2);
-  partials_kernel<<<grid, dim3(32, 32), 0, stream>>>(partials, rows, cols, stride, sums, second, accumulate);
+  const dim3 grid(grid_size(divide_up(cols, 32)), second == nullptr ? 1 : third == nullptr ? 2 : 3);
+  partials_kernel<<<grid, dim3(32, 32), 0, stream>>>(partials, rows, cols, stride, sums, second, third,
+                                                     accumulate);
   OCTET_CUDA_LAUNCH("sum_partials");
 }
 

@@ -210,10 +210,12 @@ constexpr std::int64_t kNarrowRow = kFewThreads * kPacks * kPack;
 
 void coded_norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch) {
   const std::int64_t rows = a.x.rows, cols = a.x.cols;
+  if (a.dx_sums) bias_backward(stream, a.dx, a.dx_sums, a.accumulate, scratch);
   if (a.x.size() == 0) return;
   if (2 * 8 * cols > kMostShared) {
     NormBackward wide = a;
     wide.y_codes = wide.dx_codes = {};
+    wide.dx_sums = {};
     wide.y = a.dy;
     norm_backward(stream, wide, scratch);
     quantize(stream, quantize_of(wide.y, a.y_codes));

@@ -76,7 +76,8 @@ void CudaOps::prepare(const Workload& workload) {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   std::int64_t bytes =
       std::max({matmul_.workspace_bytes(), cuda::embedding_backward_scratch(workload.tokens, workload.widest),
-                cuda::coded_activation_backward_scratch(workload.tokens, workload.widest)});
+                cuda::coded_activation_backward_scratch(workload.tokens, workload.widest),
+                cuda::MatmulPlans::column_sums_scratch(workload.tokens, workload.widest)});
   const AttentionShape& shape = workload.attention;
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
     bytes = std::max(bytes, cuda::plain_attention_scratch(shape));
@@ -130,6 +131,7 @@ void CudaOps::norm_backward(Stream& stream, const NormBackward& a) {
   OCTET_ASSERT(a.rstd.size() == a.x.rows);
   OCTET_ASSERT(a.kind == NormKind::kRms || (a.bias.size() == a.x.cols && a.bias.dtype == a.x.dtype &&
                                             a.mean.size() == a.x.rows && a.dbias.size() == a.x.cols));
+  OCTET_ASSERT(!a.dx_sums || (a.dx_sums.size() == a.x.cols && a.dx_sums.dtype == DType::kF32));
   check_largest(a.dx, a.largest);
   check_codes(a);
   if (a.y_codes) {

@@ -56,9 +56,11 @@ std::int64_t embedding_backward_scratch(std::int64_t tokens, std::int64_t cols);
 void add_bias(cudaStream_t stream, Tensor bias, Tensor y);
 void bias_backward(cudaStream_t stream, Tensor dy, Tensor dbias, bool accumulate, Scratch& scratch);
 /// sums[j] (+)= sum over rows of partials[r, j], in the order of the rows. partials: float32 [rows, cols],
-/// rows `stride` elements apart. `second`, where given, gets the sums of as many rows behind those.
+/// rows `stride` elements apart. `second`, where given, gets the sums of as many rows behind those, and
+/// `third`, which takes a second, of those behind them.
 void sum_partials(cudaStream_t stream, const float* partials, std::int64_t rows, std::int64_t cols,
-                  std::int64_t stride, float* sums, bool accumulate, float* second = nullptr);
+                  std::int64_t stride, float* sums, bool accumulate, float* second = nullptr,
+                  float* third = nullptr);
 
 // cross_entropy.cu
 void cross_entropy_partial(cudaStream_t stream, Tensor logits, std::int64_t first_id, std::int64_t valid,

@@ -359,9 +359,7 @@ bool MatmulPlans::prefers_own(const Matmul& args) const {
   return always_own_ || own_->efficiency(args) >= (args.epilogue == Epilogue::kNone ? 0.98 : 0.85);
 }
 
-void MatmulPlans::run(cudaStream_t stream, const Matmul& args) {
-  if (args.y.size() == 0) return;
-  if (prefers_own(args)) return own_->run(stream, args);
+void MatmulPlans::run_library(cudaStream_t stream, const Matmul& args) {
   const cublasLtEpilogue_t epilogue = epilogue_of(args);
   if (epilogue == CUBLASLT_EPILOGUE_DEFAULT && !is_plain(args)) return run_apart(stream, args);
   const Key key = key_of(args, epilogue);

@@ -26,6 +26,8 @@ class MatmulPlans {
 
   /// Bytes of scratch that the algorithms may use.
   std::int64_t workspace_bytes() const { return workspace_; }
+  /// And that a product of so many rows and columns takes for Matmul::bias_gradient.
+  static std::int64_t column_sums_scratch(std::int64_t tokens, std::int64_t cols);
   void run(cudaStream_t stream, const Matmul& args);
   /// See Ops::time_products. Timing may choose differently from run to run, so results may then differ in the
   /// last bits; a choice that the cache knows is never timed again.
@@ -55,11 +57,13 @@ class MatmulPlans {
 
   /// Whether the own kernel is the faster one.
   bool prefers_own(const Matmul& args) const;
+  /// By cuBLASLt, without Matmul::bias_gradient.
+  void run_library(cudaStream_t stream, const Matmul& args);
   static Key key_of(const Matmul& args, cublasLtEpilogue_t epilogue);
   Plan make_plan(const Key& key, const Matmul& args) const;
   /// Addresses that are part of the description of an operation, not arguments of its launch.
   void set_pointers(const Key& key, const Plan& plan, const Matmul& args) const;
-  /// The product without epilogue, and kernels for all else.
+  /// The product without epilogue, and kernels for all else but Matmul::bias_gradient.
   void run_apart(cudaStream_t stream, const Matmul& args);
   /// Proposals for the product that a plan describes, best first, with at most so much workspace.
   std::vector<cublasLtMatmulAlgo_t> proposals(const Key& key, const Plan& plan, int most,

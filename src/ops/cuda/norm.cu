@@ -125,7 +125,7 @@ struct Backward {
   const T* dy;
   T *dx, *y;
   float* largest;
-  float* partials;  // [gridDim.x, cols] for the weight, then as much for the bias
+  float* partials;  // [gridDim.x, cols] for the weight, as much for the bias, as much for the sums of dx
   std::int64_t rows;
   int cols;
 };
@@ -165,12 +165,18 @@ constexpr int kResident = kThreads == kBlockThreads ? 3 : 1;
 template <typename T, int N>
 constexpr bool kAhead = std::is_same_v<T, bf16>&& N > 1;
 
+// Whether a kernel has registers for the sums of dx as well. What else is asked of it (RMSNorm, wide rows,
+// float32) leaves them to a pass of their own.
+template <typename T, int N, int K, bool kLayer>
+constexpr bool kCanSum = kLayer&& kAhead<T, N>&& K <= 3;
+
 // A persistent grid, so that the parameters' gradients are summed in registers. K packs of a row a thread.
-template <typename T, int N, int K, int kThreads, bool kLayer, bool kMeasure>
+// kSums: columns of dx as it comes in are summed too.
+template <typename T, int N, int K, int kThreads, bool kLayer, bool kMeasure, bool kSums>
 __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel(const Backward<T> p) {
   extern __shared__ float shared[];
   const int packs = p.cols / N;
-  float dweight[K][N] = {}, dbias[K][N] = {};
+  float dweight[K][N] = {}, dbias[K][N] = {}, dx_sums[K][N] = {};
   float found = 0.0f;
 
   // Places of x, dy and dx, which are this thread's alone.
@@ -250,6 +256,7 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
       for (int n = 0; n < N; ++n) {
         const float xhat = (x[k][n] - mean) * rstd;
         const float g = dy[k][n] * weight[n];
+        if constexpr (kSums) dx_sums[k][n] += dx[k][n];
         dx[k].set(n, dx[k][n] + rstd * (g - mean_g - xhat * mean_gx));
         if constexpr (kLayer) {
           y.set(n, xhat * weight[n] + bias[n]);
@@ -265,9 +272,11 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
   }
 
   if constexpr (kMeasure) raise_by_warp(p.largest, *p.largest, found);
-  float* block = p.partials + std::int64_t{blockIdx.x} * p.cols;
+  float* const block = p.partials + std::int64_t{blockIdx.x} * p.cols;
+  const std::int64_t set = std::int64_t{gridDim.x} * p.cols;
   write_partials(dweight, p.cols, shared, block);
-  if constexpr (kLayer) write_partials(dbias, p.cols, shared, block + std::int64_t{gridDim.x} * p.cols);
+  if constexpr (kLayer) write_partials(dbias, p.cols, shared, block + set);
+  if constexpr (kSums) write_partials(dx_sums, p.cols, shared, block + 2 * set);
 }
 
 // Threads of a row in x, rows of a block in y.
@@ -294,32 +303,34 @@ void launch_forward(cudaStream_t stream, const Forward<T>& p, NormKind kind) {
   }
 }
 
-template <typename T, int N, int K, int kThreads>
-std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, bool layer, Tensor largest,
+// Sums columns of dx too where `sums` and it can.
+template <typename T, int N, int K, int kThreads, bool kLayer>
+std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, Tensor largest, bool sums,
                              Scratch& scratch) {
   const dim3 block = block_of(p.cols, N, K);
   const std::int64_t resident =
       scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
   const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
-  p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * 2 * size_of(DType::kF32)));
+  p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * (sums ? 3 : 2) * size_of(DType::kF32)));
   const std::int64_t places = kAhead<T, N> ? std::int64_t{3} * K * block.x * block.y * 16 : 0;
   const std::int64_t columns = block.y == 1 ? 0 : std::int64_t{block.y} * p.cols * size_of(DType::kF32);
   const auto shared = static_cast<std::size_t>(std::max(places, columns));
   with_measuring<T>(largest, [&](auto measure) {
     constexpr bool kMeasure = decltype(measure)::value;
-    const auto allow = [&](auto* kernel) {
+    const auto run = [&](auto summing) {
+      constexpr bool kSums = decltype(summing)::value;
+      const auto kernel = backward_kernel<T, N, K, kThreads, kLayer, kMeasure, kSums>;
       OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared)));
       OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared));
+      backward_kernel<T, N, K, kThreads, kLayer, kMeasure, kSums>
+          <<<grid_size(blocks), block, shared, stream>>>(p);
     };
-    if (layer) {
-      allow(backward_kernel<T, N, K, kThreads, true, kMeasure>);
-      backward_kernel<T, N, K, kThreads, true, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
-    } else {
-      allow(backward_kernel<T, N, K, kThreads, false, kMeasure>);
-      backward_kernel<T, N, K, kThreads, false, kMeasure><<<grid_size(blocks), block, shared, stream>>>(p);
+    if constexpr (kCanSum<T, N, K, kLayer>) {
+      if (sums) return run(std::true_type{});
     }
+    run(std::false_type{});
   });
   return blocks;
 }
@@ -370,6 +381,7 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
       takes_full_packs(type, cols, a.x.data, a.weight.data, a.bias.data, a.dy.data, a.dx.data, a.y.data);
   const bool layer = a.kind == NormKind::kLayer;
   std::int64_t blocks = 0;
+  bool sums = static_cast<bool>(a.dx_sums);
   with_width(type, full, [&](auto element, auto width) {
     using T = decltype(element);
     constexpr int N = decltype(width)::value;
@@ -387,18 +399,34 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
     p.rows = a.x.rows;
     p.cols = static_cast<int>(cols);
     const std::int64_t packs = cols / N;
+    const auto launch = [&](auto held, auto most, auto normed) {
+      constexpr int K = decltype(held)::value, kThreads = decltype(most)::value;
+      constexpr bool kLayer = decltype(normed)::value;
+      if (sums && !kCanSum<T, N, K, kLayer>) {
+        bias_backward(stream, a.dx, a.dx_sums, a.accumulate, scratch);
+        sums = false;
+      }
+      blocks = launch_backward<T, N, K, kThreads, kLayer>(stream, p, a.largest, sums, scratch);
+    };
+    const auto launch_kind = [&](auto held, auto most) {
+      if (layer) {
+        launch(held, most, std::true_type{});
+      } else {
+        launch(held, most, std::false_type{});
+      }
+    };
     if (packs <= 32 * 3) {
-      blocks = launch_backward<T, N, 3, kBlockThreads>(stream, p, layer, a.largest, scratch);
+      launch_kind(Width<3>{}, Width<kBlockThreads>{});
     } else if (packs <= kMostRowThreads * kFew) {
-      blocks = launch_backward<T, N, kFew, kMostRowThreads>(stream, p, layer, a.largest, scratch);
+      launch_kind(Width<kFew>{}, Width<kMostRowThreads>{});
     } else {
-      blocks = launch_backward<T, N, kMany, kMostRowThreads>(stream, p, layer, a.largest, scratch);
+      launch_kind(Width<kMany>{}, Width<kMostRowThreads>{});
     }
   });
   OCTET_CUDA_LAUNCH("norm_backward");
   const auto* partials = static_cast<const float*>(scratch.reserve(0));
   sum_partials(stream, partials, blocks, cols, cols, a.dweight.as<float>(), a.accumulate,
-               layer ? a.dbias.as<float>() : nullptr);
+               layer ? a.dbias.as<float>() : nullptr, sums ? a.dx_sums.as<float>() : nullptr);
 }
 
 }  // namespace octet::cuda

@@ -219,6 +219,23 @@ __device__ inline void store_matrices(std::uint32_t row, const std::uint32_t (&p
                "r"(parts[1]), "r"(parts[2]), "r"(parts[3])
                : "memory");
 }
+/// Four matrices of 8 x 8 bfloat16, transposed: lane i gives the address of row i % 8 of matrix i / 8, and
+/// gets of each the elements in rows 2·(lane % 4) and the next of column lane / 4.
+__device__ inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
+               : "r"(row)
+               : "memory");
+}
+/// Adds to d[0] and d[1] the sum over row lane / 4 of a, 16 x 16 bfloat16, to d[2] and d[3] that over row
+/// lane / 4 + 8: a product with ones. A lane holds of a[2·c + h] columns 8·c + 2·(lane % 4) and the next of
+/// row 8·h + lane / 4.
+__device__ inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %8}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(0x3f803f80u));
+}
 __device__ inline void store_floats(std::uint32_t to, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
 }

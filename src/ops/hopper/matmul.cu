@@ -71,7 +71,7 @@ double Products::efficiency(const Matmul& args) const {
   return hopper::efficiency(args, clusters_);
 }
 
-void Products::run(cudaStream_t stream, const Matmul& args) {
+void Products::run(cudaStream_t stream, const Matmul& args, float* column_sums) {
   const std::int64_t k = args.transpose_a ? args.a.rows : args.a.cols;
   Product product{};
   product.a = operand_map(args.a, args.transpose_a);
@@ -80,6 +80,7 @@ void Products::run(cudaStream_t stream, const Matmul& args) {
   product.inner = args.inner ? result_map(args.inner) : product.y;
   product.bias = static_cast<const __nv_bfloat16*>(args.bias.data);
   product.values = static_cast<const __nv_bfloat16*>(args.inner.data);
+  product.sums = column_sums;
   product.rows = static_cast<int>(args.y.rows);
   product.cols = static_cast<int>(args.y.cols);
   product.row_tiles = static_cast<int>(row_tiles(args));
@@ -109,7 +110,11 @@ void Products::run(cudaStream_t stream, const Matmul& args) {
       launch<false, false, Ending::kGelu>(stream, product, clusters_);
       break;
     case Epilogue::kGeluGradient:
-      launch<false, true, Ending::kGeluGradient>(stream, product, clusters_);
+      if (column_sums != nullptr) {
+        launch<false, true, Ending::kGeluGradientSums>(stream, product, clusters_);
+      } else {
+        launch<false, true, Ending::kGeluGradient>(stream, product, clusters_);
+      }
       break;
     case Epilogue::kSwiglu:
       launch<false, false, Ending::kSwiglu>(stream, product, clusters_);

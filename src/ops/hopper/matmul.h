@@ -20,8 +20,10 @@ class Products {
   /// As in tiling.h.
   bool takes(const Matmul& args) const;
   double efficiency(const Matmul& args) const;
-  /// Takes args of takes() alone. All on one stream.
-  void run(cudaStream_t stream, const Matmul& args);
+  /// Takes args of takes() alone. All on one stream. column_sums: float32 [column_sum_rows(), columns of y],
+  /// which together add up to the sums over rows of y, as it was rounded; null: not wanted. With
+  /// Epilogue::kGeluGradient alone.
+  void run(cudaStream_t stream, const Matmul& args, float* column_sums = nullptr);
 
  private:
   struct Free {

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "instructions.cuh"
+#include "parts.cuh"
 #include "tiling.h"
 #include "warpgroup_product.cuh"
 
@@ -14,9 +15,6 @@ namespace octet::hopper {
 
 constexpr int kStages = 4;
 constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kCols * kDepth * 2, kStageBytes = kBytesA + kBytesB;
-constexpr int kPartBytes = 64 * 128;  ///< of a result on its way: 64 rows of 128 bytes
-constexpr int kPartsBytes = 2 * kPartBytes;
-constexpr int kGroup = 128;  ///< threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
 constexpr int kTurnsBytes = 2 * (8 + 8 + 4);
 /// With room to align to the 1024 bytes of a swizzle.
@@ -24,12 +22,13 @@ constexpr int kSharedBytes = kStages * kStageBytes + 2 * kPartsBytes + 2 * kStag
 
 /// What becomes of the sums s.
 enum class Ending {
-  kBfloat16,       ///< y = s + bias
-  kFloat32,        ///< y = s
-  kAdd,            ///< y += s, float32
-  kGelu,           ///< inner = s + bias, y = gelu(inner)
-  kGeluGradient,   ///< y = s · gelu'(inner)
-  kSwiglu,         ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
+  kBfloat16,          ///< y = s + bias
+  kFloat32,           ///< y = s
+  kAdd,               ///< y += s, float32
+  kGelu,              ///< inner = s + bias, y = gelu(inner)
+  kGeluGradient,      ///< y = s · gelu'(inner)
+  kGeluGradientSums,  ///< the same, and sums over the rows of y as it was rounded
+  kSwiglu,            ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
   kSwigluGradient  ///< inner = [gate, up] becomes its gradient where that of silu(gate)·up, which goes to y,
                    ///< is s
 };
@@ -38,6 +37,7 @@ struct Product {
   CUtensorMap a, b, y, inner;
   const __nv_bfloat16* bias;    ///< null: none
   const __nv_bfloat16* values;  ///< inner, where it is read
+  float* sums;                  ///< [ceil(rows / 256) · 4, cols], where they are wanted: over 64 rows each
   int rows, cols;               ///< of y
   int row_tiles, col_tiles;     ///< of 256 rows, and of 256 columns of s
   int steps;                    ///< along k
@@ -132,70 +132,6 @@ class Turns {
   int turn_ = 0, parity_ = 0;
 };
 
-/// How a computing warpgroup hands on its 64 rows: parts of 128 bytes a row, in two places by turns.
-class Parts {
- public:
-  __device__ Parts(std::uint32_t places, int barrier, int thread, int first_row)
-      : places_(places), barrier_(barrier), thread_(thread), first_row_(first_row) {}
-
-  /// 64 columns from x on of a bfloat16 matrix: words(j, h) are columns 8·j + 2·(lane % 4) and the one after
-  /// it, of row 8·h + lane / 4 of the warp's 16.
-  template <typename Words>
-  __device__ void write(const CUtensorMap& map, int x, Words words) {
-    const std::uint32_t place = begin();
-    const int row = thread_ / 32 * 16 + thread_ % 16, chunk = thread_ % 32 / 16;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const std::uint32_t four[4] = {words(j, 0), words(j, 1), words(j + 1, 0), words(j + 1, 1)};
-      store_matrices(place + row * 128 + (((j + chunk) ^ (row & 7)) << 4), four);
-    }
-    end();
-    if (thread_ == 0) store(map, place, x, first_row_);
-  }
-
-  /// 32 columns from x on of a float32 matrix, written or added: value(j, h, i).
-  template <bool kAdd, typename Value>
-  __device__ void write_floats(const CUtensorMap& map, int x, Value value) {
-    const std::uint32_t place = begin();
-    const int lane = thread_ % 32;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = thread_ / 32 * 16 + h * 8 + lane / 4, chunk = 2 * j + lane % 4 / 2;
-        store_floats(place + row * 128 + ((chunk ^ (row & 7)) << 4) + lane % 2 * 8, value(j, h, 0),
-                     value(j, h, 1));
-      }
-    }
-    end();
-    if (thread_ != 0) return;
-    if constexpr (kAdd) {
-      add(map, place, x, first_row_);
-    } else {
-      store(map, place, x, first_row_);
-    }
-  }
-
-  __device__ void move_to(int first_row) {
-    first_row_ = first_row;
-  }
-
- private:
-  __device__ std::uint32_t begin() {
-    if (thread_ == 0) wait_for_reads<1>();
-    named_barrier(barrier_, kGroup);
-    turn_ ^= 1;
-    return places_ + turn_ * kPartBytes;
-  }
-  __device__ void end() {
-    stores_before_copies();
-    named_barrier(barrier_, kGroup);
-  }
-
-  std::uint32_t places_;
-  int barrier_, thread_, first_row_, turn_ = 0;
-};
-
 /// Pairs of 64 columns of a matrix, in the places of words(j, h) above; zeros beyond the matrix.
 struct Pairs {
   std::uint32_t words[8][2];
@@ -257,7 +193,9 @@ __device__ inline void finish(const Product& product, Parts& parts, float (&d)[1
       parts.template write_floats<kEnding == Ending::kAdd>(
           product.y, col + part * 32, [&](int j, int h, int i) { return d[(part * 4 + j) * 4 + 2 * h + i]; });
     }
-  } else if constexpr (kEnding == Ending::kGeluGradient) {
+  } else if constexpr (kEnding == Ending::kGeluGradient || kEnding == Ending::kGeluGradientSums) {
+    constexpr bool kSums = kEnding == Ending::kGeluGradientSums;
+    ColumnSums sums(thread);
     Pairs inner;
     const __nv_bfloat16* const values = product.values + std::int64_t{lane_row} * product.cols + col + pair;
     inner.read(values, product.cols, lane_row, product.rows, col + pair, product.cols);
@@ -279,6 +217,10 @@ __device__ inline void finish(const Product& product, Parts& parts, float (&d)[1
                    product.cols);
       }
       parts.write(product.y, x, [&](int j, int h) { return packed(at(j, h, 0), at(j, h, 1)); });
+      if constexpr (kSums) sums.take(part, parts.last());
+    }
+    if constexpr (kSums) {
+      sums.write(product.sums + std::int64_t{row / 64} * product.cols + col, product.cols - col);
     }
   } else if constexpr (kEnding == Ending::kSwiglu) {
     // Tiles have 128 gates and the 128 ups that belong to them.

@@ -14,11 +14,19 @@ inline std::int64_t tile_cols(const Matmul& args) {
   return args.epilogue == Epilogue::kSwiglu ? kCols / 2 : kCols;
 }
 /// Tiles of a cluster of two blocks, one above the other.
+inline std::int64_t row_tiles(std::int64_t rows) {
+  return (rows + 2 * kRows - 1) / (2 * kRows);
+}
 inline std::int64_t row_tiles(const Matmul& args) {
-  return (args.y.rows + 2 * kRows - 1) / (2 * kRows);
+  return row_tiles(args.y.rows);
 }
 inline std::int64_t col_tiles(const Matmul& args) {
   return (args.y.cols + tile_cols(args) - 1) / tile_cols(args);
+}
+
+/// Rows of partial sums over the rows of y: one for the 64 rows of each warpgroup.
+inline std::int64_t column_sum_rows(std::int64_t rows) {
+  return row_tiles(rows) * (2 * kRows / 64);
 }
 
 /// Of the time that a GPU on which so many clusters run at once takes for this product, the part that is

@@ -128,6 +128,32 @@ inline void store_matrices(std::uint32_t row, const std::uint32_t (&parts)[4]) {
     store_shared(at + lane % 4 * 4, &parts[i], sizeof parts[i]);
   }
 }
+inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)[4]) {
+  const auto* const rows = static_cast<const std::byte*>(emulation::exchange(&row, sizeof row, 0));
+  const int lane = emulation::here.lane;
+  for (int i = 0; i < 4; ++i) {
+    std::uint16_t pair[2];
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t at;
+      memcpy(&at, rows + emulation::kShownBytes * (8 * i + lane % 4 * 2 + half), sizeof at);
+      if (at % 16 != 0) emulation::stop("a row of a matrix at an address that is not a multiple of 16");
+      memcpy(&pair[half], emulation::shared_at(emulation::this_block(), at + lane / 4 * 2, 2), 2);
+    }
+    memcpy(&parts[i], pair, sizeof pair);
+  }
+}
+inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
+  const auto* const shown = static_cast<const std::byte*>(emulation::exchange(a, sizeof a, 0));
+  const int row = emulation::here.lane / 4;
+  for (int i = 0; i < 4; ++i) {
+    for (int col = 0; col < 16; ++col) {
+      const std::byte* const lane = shown + emulation::kShownBytes * (4 * row + col % 8 / 2);
+      __nv_bfloat16 term;
+      memcpy(&term, lane + 4 * (i / 2 + col / 8 * 2) + col % 2 * 2, sizeof term);
+      d[i] += __bfloat162float(term);
+    }
+  }
+}
 inline void store_floats(std::uint32_t to, float a, float b) {
   const float both[2] = {a, b};
   store_shared(to, both, sizeof both);
