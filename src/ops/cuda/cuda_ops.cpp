@@ -174,10 +174,7 @@ void CudaOps::attention_forward(Stream& stream, const AttentionShape& shape,
   check_attention(shape, operands, statistics);
   if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
-  const bool prefers_own =
-      own_attention_ == OwnKernels::kAlways ||
-      (own_attention_ == OwnKernels::kWhereFaster && hopper::AttentionForward::is_faster(shape));
-  if (prefers_own && attention_forward_.takes(shape, operands, out)) {
+  if (own_attention_ != OwnKernels::kNever && attention_forward_.takes(shape, operands, out)) {
     attention_forward_.run(to, shape, operands, out, statistics);
     return;
   }

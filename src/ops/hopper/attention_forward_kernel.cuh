@@ -11,36 +11,30 @@
 /// Causal attention forward, bfloat16 with float32 sums: a persistent grid of one block a multiprocessor. One
 /// warpgroup loads; each of the others has 64 query rows of a tile, and walks along the keys in tiles of 128,
 /// with scores, their powers and outputs in registers. As in FlashAttention-3 (Shah et al. 2024) scores of a
-/// tile are computed together with the outputs of the tile before, whose products run under the softmax; and
-/// warpgroups take turns at the products. The largest score is looked for in the first tile of keys alone.
+/// tile are computed together with the outputs of the tile before, whose products run under the softmax. The
+/// largest score is looked for in the first tile of keys alone.
 namespace octet::hopper::forward {
 
-/// Warpgroups issue products one after another, so that one's softmax runs under another's products.
-constexpr bool kTakeTurns = true;
-/// The first scores of a tile of queries come together with the last outputs of the tile before.
-constexpr bool kJoinTiles = true;
-/// Of a last tile of keys of which only the first half is seen, the other half is left out.
-constexpr bool kHalfTiles = true;
-/// One thread's work.
+/// One thread: loads what the computing warpgroups read.
 template <int kHead>
 __device__ inline void load_operands(const Problem& p, const Places<kHead>& at, int tiles) {
   using P = Plan<kHead>;
   Tickets tickets(at.tickets());
-  Turn<2> turn;
-  Turn<P::kStages> stage;
+  RingPlace<2> queries;
+  RingPlace<P::kStages> stage;
   for (int number = static_cast<int>(blockIdx.x); number < tiles;
        number = number_of(p, tickets.next<false>())) {
     const Tile tile = tile_of<kHead>(p, number);
     for (int group = 0; group < P::kGroups; ++group) {
-      const std::uint32_t full = at.query_full(turn.place, group);
-      wait(at.query_empty(turn.place, group), turn.parity ^ 1);
+      const std::uint32_t full = at.query_full(queries.place, group);
+      wait(at.query_empty(queries.place, group), queries.parity ^ 1);
       arrive_expecting(full, P::kQueryBytes);
       for (int half = 0; half < P::kHalves; ++half) {
-        load(at.query(turn.place, group) + half * kBoxBytes, p.query, full, tile.head * kHead + half * 64,
+        load(at.query(queries.place, group) + half * kBoxBytes, p.query, full, tile.head * kHead + half * 64,
              tile.first + group * kRows, tile.sample);
       }
     }
-    turn.next();
+    queries.advance();
     for (int round = 0; round < tile.rounds; ++round) {
       // Of keys, one half of all rows after the other; of values, all of 64 rows after the other 64's.
       const auto load_tile = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
@@ -60,7 +54,7 @@ __device__ inline void load_operands(const Problem& p, const Places<kHead>& at, 
       if (round == 0) tickets.ask(p.taken);
       load_tile(p.value, at.value(stage.place), at.value_full(stage.place), at.value_empty(stage.place),
                 kBoxBytes, P::kHalves * kBoxBytes);
-      stage.next();
+      stage.advance();
     }
   }
 }
@@ -84,14 +78,14 @@ __device__ inline Work work_of(const Problem& p, int number, int tiles, int grou
   work.first = work.tile.first + group * kRows;
   const int seen = work.first < 0 ? 0 : keys_seen(p, work.first + kRows);
   work.rounds = (seen + kKeys - 1) / kKeys;
-  work.whole = kHalfTiles ? (seen + kKeys / 2 - 1) / kKeys : work.rounds;
+  work.whole = (seen + kKeys / 2 - 1) / kKeys;
   return work;
 }
 
 /// Writes outputs and statistics of a warpgroup's rows: by way of the place where its queries were, and by
 /// copies of each warp's own, which are not waited for.
 template <int kHead>
-__device__ inline void write_rows(const Problem& p, const Work& work, const Softmax<kHead>& softmax,
+__device__ inline void write_rows(const Problem& p, const Work& work, const Softmax& softmax,
                                   const float (&out)[kHead / 2], std::uint32_t place) {
   const int thread = thread_read_here(), warp = thread % kGroup / 32, lane = thread % 32;
   const Tile& tile = work.tile;
@@ -111,7 +105,7 @@ __device__ inline void write_rows(const Problem& p, const Work& work, const Soft
     const int row = warp * 16 + lane % 16, chunk = (j + lane / 16) % 8;
     const auto words = [&](int octet, int h) {
       const float* const two = &out[4 * octet + 2 * h];
-      return two_bfloat16(two[0] * factor[h], two[1] * factor[h]);
+      return packed(two[0] * factor[h], two[1] * factor[h]);
     };
     const std::uint32_t four[4] = {words(j, 0), words(j, 1), words(j + 1, 0), words(j + 1, 1)};
     store_matrices(place + j / 8 * kBoxBytes + row * 128 + ((chunk ^ (row & 7)) << 4), four);
@@ -126,49 +120,30 @@ __device__ inline void write_rows(const Problem& p, const Work& work, const Soft
   }
 }
 
-/// All work of a warpgroup. The first scores of a tile of queries are computed together with the last
-/// outputs of the tile before, as others are, where both see keys enough.
+/// All work of a warpgroup.
 template <int kHead>
 __device__ inline void attend(const Problem& p, const Places<kHead>& at, int tiles, int group) {
   using P = Plan<kHead>;
   const int warp = static_cast<int>(threadIdx.x % kGroup / 32), lane = static_cast<int>(threadIdx.x % 32);
   Tickets tickets(at.tickets());
-  Turn<P::kStages> key_stage, value_stage;
-  int my_turn = group == 0;  // parity; the first one need not wait
-  Turn<2> place;             // of the queries
+  RingPlace<P::kStages> key_stage, value_stage;
+  RingPlace<2> place;        // of the queries
   std::uint32_t staged = 0;  // barrier of a place of queries from which outputs are copied
   Work work = work_of<kHead>(p, static_cast<int>(blockIdx.x), tiles, group), next{};
   int round = 0;
   float out[kHead / 2];
   std::uint32_t powers[kKeys / 16][4];
-  Softmax<kHead> softmax{p.scale * 1.4426950408889634f};
+  Softmax softmax{p.scale * 1.4426950408889634f};
 
-  const auto begin_turn = [&] {
-    if constexpr (kTakeTurns) wait(at.turn(group), my_turn);
-    my_turn ^= 1;
-  };
-  const auto end_turn = [&] {
-    if (kTakeTurns && lane == 0) arrive(at.turn(group + 1 == P::kGroups ? 0 : group + 1));
-  };
   const auto wait_for_key = [&] { wait(at.key_full(key_stage.place), key_stage.parity); };
+  const auto wait_for_value = [&] { wait(at.value_full(value_stage.place), value_stage.parity); };
   const auto release_key = [&] {
     if (lane == 0) arrive(at.key_empty(key_stage.place));
-    key_stage.next();
+    key_stage.advance();
   };
   const auto release_value = [&] {
     if (lane == 0) arrive(at.value_empty(value_stage.place));
-    value_stage.next();
-  };
-  // Tiles that the block's other warpgroups see.
-  const auto skip_key = [&] {
-    wait_for_key();
-    release_key();
-    begin_turn();
-    end_turn();
-  };
-  const auto skip_value = [&] {
-    wait(at.value_full(value_stage.place), value_stage.parity);
-    release_value();
+    value_stage.advance();
   };
   const auto release_staged = [&] {
     if (staged != 0 && lane == 0) {
@@ -177,12 +152,14 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
     }
     staged = 0;
   };
+  // While the last scores are computed.
   const auto look_ahead = [&] {
-    if (round + 1 == work.rounds) next = work_of<kHead>(p, number_of(p, tickets.next<true>()), tiles, group);
+    if (round + 1 >= work.rounds) next = work_of<kHead>(p, number_of(p, tickets.next<true>()), tiles, group);
   };
   const auto query = [&] { return at.query(place.place, group); };
   const auto multiply_keys = [&](auto& scores) {
     const std::uint32_t key = at.key(key_stage.place);
+    wait_for_key();
     products_begin();
 #pragma unroll
     for (int i = 0; i < kHead / 16; ++i) {
@@ -191,10 +168,10 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
     }
     products_commit();
   };
-  // Of so many powers for each thread.
+  // By so many powers of each thread.
   const auto multiply_values = [&](auto count, bool add) {
-    wait(at.value_full(value_stage.place), value_stage.parity);
     const std::uint32_t value = at.value(value_stage.place);
+    wait_for_value();
     products_begin();
 #pragma unroll
     for (int i = 0; i < decltype(count)::value / 8; ++i) {
@@ -208,19 +185,11 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
     if ((round + 1) * kKeys - 1 <= last) return;
     hide(scores, last + warp * 16 + lane / 4 - round * kKeys - lane % 4 * 2 + 1);
   };
-  const auto write = [&](const Work& done, const Softmax<kHead>& sums, int at_place) {
-    write_rows<kHead>(p, done, sums, out, at.query(at_place, group));
-    staged = at.query_empty(at_place, group);
-  };
 
   // The first tile of keys, alone.
   const auto begin = [&](auto count) {
     float scores[decltype(count)::value];
-    round = 0;
-    wait_for_key();
-    begin_turn();
     multiply_keys(scores);
-    end_turn();
     look_ahead();
     products_wait<0>();
     settled(scores);
@@ -230,42 +199,22 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
     softmax.add(scores);
     narrow(scores, powers);
   };
-  // Another tile of keys, of the present queries or the next, and the outputs of the one before.
-  const auto go_on = [&](auto count_before, auto count, bool is_next) {
-    const Work before = work;
-    const int place_before = place.place, skipped = work.tile.rounds - work.rounds;
+  // Another tile of keys, and the outputs of the whole one before.
+  const auto go_on = [&](auto count_before, auto count) {
     const bool add = round > 0;
     ++round;
-    if (is_next) {
-      round = 0;
-      work = next;
-      release_staged();
-      place.next();
-      wait(at.query_full(place.place, group), place.parity);
-#pragma unroll 1
-      for (int i = 0; i < skipped; ++i) skip_key();
-    }
     float scores[decltype(count)::value];
-    wait_for_key();
-    begin_turn();
     multiply_keys(scores);
     multiply_values(count_before, add);
-    end_turn();
     look_ahead();
-    if (!is_next) release_staged();
+    release_staged();
     products_wait<1>();
     settled(scores);
     hide_later_keys(scores);
-    const Softmax<kHead> sums = softmax;
-    if (is_next) softmax.start(scores);
-    // ptxas leaves what comes before a branch there: the softmax runs under products.
+    // ptxas would put the wait for all products before the softmax, but not before a branch.
     if (softmax.add(scores)) {
       products_wait<0>();
       settled(out);
-    } else if (is_next) {
-      products_wait<0>();
-      settled(out);
-      softmax.sum[0] = softmax.sum[1] = NAN;  // as first scores must be
     } else {
       products_wait<0>();
       settled(out);
@@ -278,11 +227,6 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
     }
     release_key();
     release_value();
-    if (is_next) {
-#pragma unroll 1
-      for (int i = 0; i < skipped; ++i) skip_value();
-      write(before, sums, place_before);
-    }
     narrow(scores, powers);
   };
   // The outputs of the last tile of keys, alone.
@@ -295,43 +239,35 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
 
   const Count<kKeys / 2> whole;
   const Count<kKeys / 4> half;
-  while (work.tile.rounds > 0) {
+  for (; work.tile.rounds > 0; work = next) {
     release_staged();
     wait(at.query_full(place.place, group), place.parity);
+    round = 0;
     if (work.rounds == 0) {
-      round = -1;
       look_ahead();
       if (lane == 0) arrive(at.query_empty(place.place, group));
     } else {
       begin(whole);
-      for (;;) {
-        while (round + 1 < work.whole) go_on(whole, whole, false);
-        const bool ends_in_half = kHalfTiles && round + 1 < work.rounds;
-        if (ends_in_half) go_on(whole, half, false);
-        const bool joins = kJoinTiles && next.rounds > 0;
-        if (ends_in_half) {
-          if (joins) {
-            go_on(half, whole, true);
-          } else {
-            finish(half);
-          }
-        } else if (joins) {
-          go_on(whole, whole, true);
-        } else {
-          finish(whole);
-        }
-        if (!joins) break;
+      while (round + 1 < work.whole) go_on(whole, whole);
+      if (round + 1 < work.rounds) {
+        go_on(whole, half);
+        finish(half);
+      } else {
+        finish(whole);
       }
       release_staged();
-      write(work, softmax, place.place);
+      write_rows<kHead>(p, work, softmax, out, query());
+      staged = at.query_empty(place.place, group);
     }
+    // Tiles of keys that only the block's other warpgroups see.
 #pragma unroll 1
     for (int i = work.rounds; i < work.tile.rounds; ++i) {
-      skip_key();
-      skip_value();
+      wait_for_key();
+      release_key();
+      wait_for_value();
+      release_value();
     }
-    place.next();
-    work = next;
+    place.advance();
   }
   if (thread_read_here() % 32 == 0) wait_for_stores();
 }

@@ -2,13 +2,13 @@
 
 #include "instructions.cuh"
 #include "tickets.cuh"
+#include "warpgroup.cuh"
 
 /// How attention_forward_kernel.cuh cuts its work, and where things are in shared memory.
 namespace octet::hopper::forward {
 
-constexpr int kGroup = 128;  ///< threads of a warpgroup
-constexpr int kRows = 64;    ///< query rows of a warpgroup
-constexpr int kKeys = 128;   ///< of a tile
+constexpr int kRows = 64;   ///< query rows of a warpgroup
+constexpr int kKeys = 128;  ///< of a tile
 constexpr int kBoxBytes = 64 * 128;
 
 /// How a block is laid out for heads of 64 or 128 elements.
@@ -21,7 +21,7 @@ struct Plan {
   static constexpr int kHalves = kHead / 64;                  ///< of a row: 64 elements, 128 bytes
   static constexpr int kQueryBytes = kHalves * kBoxBytes;     ///< of a warpgroup
   static constexpr int kTileBytes = 2 * kHalves * kBoxBytes;  ///< of keys, or of values
-  static constexpr int kBarriers = 4 * kGroups + 4 * kStages + kGroups;
+  static constexpr int kBarriers = 4 * kGroups + 4 * kStages;
   /// With room to align to the 1024 bytes of a swizzle.
   static constexpr int kSharedBytes =
       2 * kGroups * kQueryBytes + 2 * kStages * kTileBytes + 8 * kBarriers + Tickets::kBytes + 1024;
@@ -93,7 +93,6 @@ struct Places {
   __device__ std::uint32_t key_empty(int stage) const { return key_full(stage) + 8 * P::kStages; }
   __device__ std::uint32_t value_full(int stage) const { return key_full(stage) + 16 * P::kStages; }
   __device__ std::uint32_t value_empty(int stage) const { return key_full(stage) + 24 * P::kStages; }
-  __device__ std::uint32_t turn(int group) const { return barrier(4 * P::kGroups + 4 * P::kStages + group); }
   __device__ std::uint32_t tickets() const { return barrier(P::kBarriers); }
 
   __device__ void init() const {
@@ -103,7 +102,6 @@ struct Places {
         barrier_init(query_full(place, group), 1);
         barrier_init(query_empty(place, group), kWarps);
       }
-      barrier_init(turn(group), kWarps);
     }
     for (int stage = 0; stage < P::kStages; ++stage) {
       barrier_init(key_full(stage), 1);
@@ -117,16 +115,6 @@ struct Places {
  private:
   __device__ std::uint32_t barrier(int index) const {
     return begin + 2 * P::kGroups * P::kQueryBytes + 2 * P::kStages * P::kTileBytes + 8 * index;
-  }
-};
-
-/// A place among kPlaces that are used in turn, and the parity of the phase that ends when it is full.
-template <int kPlaces>
-struct Turn {
-  int place = 0, parity = 0;
-
-  __device__ void next() {
-    if (++place == kPlaces) place = 0, parity ^= 1;
   }
 };
 

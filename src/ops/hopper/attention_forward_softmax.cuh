@@ -6,30 +6,8 @@
 /// warpgroup_product leaves them.
 namespace octet::hopper::forward {
 
-/// Of 16 exponentials, those that are computed by multiplications instead of the special function units; not
-/// the first ones, which may be all that a row has. With heads of 128 products take twice the time of
-/// exponentials.
-template <int kHead>
-constexpr int kPolynomials = kHead == 64 ? 2 : 0;
 /// Of a thread's powers of scores of a tile: what all later sums have room for.
 constexpr float kLargestSum = 1099511627776.0f;  // 2^40
-
-/// 2^x between 2^-127 and 2^127, off by at most 1e-4 of it: a twentieth of what rounding to bfloat16 may
-/// change. 0 below.
-__device__ inline float polynomial_exp2(float x) {
-  constexpr float kRounds = 12582912.0f;  // 1.5·2^23: in a sum with it the last bits count ones
-  x = fminf(fmaxf(x, -127.0f), 127.0f);
-  const float shifted = x + kRounds;
-  const float f = x - (shifted - kRounds);  // within 1/2 of 0
-  const float power = fmaf(fmaf(fmaf(0.0550089713f, f, 0.2422110601f), f, 0.6932829338f), f, 1.0f);
-  const unsigned exponent = static_cast<unsigned>(__float_as_int(shifted)) << 23;
-  return __int_as_float(static_cast<int>(static_cast<unsigned>(__float_as_int(power)) + exponent));
-}
-
-__device__ inline std::uint32_t two_bfloat16(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
 
 /// Of the four threads that share a row.
 __device__ inline float row_max(float x) {
@@ -43,7 +21,6 @@ __device__ inline float row_sum(float x) {
 
 /// What a thread knows of its two rows, in the arrangement of warpgroup_product. What is subtracted from a
 /// row's scores is the largest of its first tile's, as long as powers of later scores are not too large.
-template <int kHead>
 struct Softmax {
   float unit;     ///< of scores, in powers of two
   float base[2];  ///< what is subtracted, in powers of two
@@ -93,9 +70,7 @@ struct Softmax {
     for (int j = 0; j < kScores / 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float x = fmaf(s[4 * j + i], unit, -base[i / 2]);
-        s[4 * j + i] = (j + 1) * kPolynomials<kHead> % 16 < kPolynomials<kHead> ? polynomial_exp2(x)
-                                                                                : approximate_exp2(x);
+        s[4 * j + i] = approximate_exp2(fmaf(s[4 * j + i], unit, -base[i / 2]));
         total[i / 2] += s[4 * j + i];
       }
     }
@@ -158,7 +133,7 @@ __device__ inline void narrow(const float (&s)[kScores], std::uint32_t (&powers)
   for (int i = 0; i < kScores / 8; ++i) {
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
-      powers[i][word] = two_bfloat16(s[8 * i + 2 * word], s[8 * i + 2 * word + 1]);
+      powers[i][word] = packed(s[8 * i + 2 * word], s[8 * i + 2 * word + 1]);
     }
   }
 }

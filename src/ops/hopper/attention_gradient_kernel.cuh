@@ -1,11 +1,10 @@
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <type_traits>
 
 #include "instructions.cuh"
 #include "tickets.cuh"
+#include "warpgroup.cuh"
 #include "warpgroup_product.cuh"
 
 /// The gradient of causal attention in bfloat16 with float32 sums, as in FlashAttention-3 (Shah et al. 2024):
@@ -17,8 +16,7 @@
 /// so that tiles need neither zeros nor a pass of their own, and few of them are in use at once.
 namespace octet::hopper {
 
-constexpr int kKeys = 128;   ///< of a piece
-constexpr int kGroup = 128;  ///< threads of a warpgroup
+constexpr int kKeys = 128;  ///< of a piece
 constexpr int kGradientThreads = 3 * kGroup;
 constexpr int kBox = 64 * 128;  ///< bytes of 64 rows of 64 bfloat16, in the swizzle of 128 bytes
 
@@ -108,11 +106,6 @@ struct QueryTile {
   __device__ bool is_first() const { return turn % parts == 0; }
 };
 
-__device__ inline std::uint32_t two_bfloat16(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
 /// Addresses in shared memory.
 template <int kHead>
 struct GradientMemory {
@@ -159,15 +152,6 @@ struct GradientMemory {
     barrier_init(sums_ready(), 1);
     barrier_init(sums_full(), kWarps);
     barriers_ready();
-  }
-};
-
-/// A place in a ring, and the parity of its present use.
-template <int kPlaces>
-struct RingPlace {
-  int place = 0, parity = 0;
-  __device__ void advance() {
-    if (++place == kPlaces) place = 0, parity ^= 1;
   }
 };
 
@@ -277,7 +261,7 @@ __device__ inline void store_box(std::uint32_t box, const float* d, float scale)
     std::uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      words[j] = two_bfloat16(d[8 * i + 2 * j] * scale, d[8 * i + 2 * j + 1] * scale);
+      words[j] = packed(d[8 * i + 2 * j] * scale, d[8 * i + 2 * j + 1] * scale);
     }
     store_matrices(box + row * 128 + (((2 * i + chunk) ^ (row & 7)) << 4), words);
   }
@@ -365,7 +349,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         constexpr int kSteps = kQueries / 32;
 #pragma unroll
         for (int i = 8 * part * kSteps; i < 8 * (part + 1) * kSteps; i += 2) {
-          probabilities[i / 8][i % 8 / 2] = two_bfloat16(s[i], s[i + 1]);
+          probabilities[i / 8][i % 8 / 2] = packed(s[i], s[i + 1]);
         }
         products_begin();
 #pragma unroll
@@ -379,7 +363,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
 #pragma unroll
           for (int h = 0; h < 4; h += 2) {
             gradients[i / 8][i % 8 / 2 + h / 2] =
-                two_bfloat16(s[i + h] * (ds[i + h] - two.y), s[i + h + 1] * (ds[i + h + 1] - two.w));
+                packed(s[i + h] * (ds[i + h] - two.y), s[i + h + 1] * (ds[i + h + 1] - two.w));
           }
         }
       }

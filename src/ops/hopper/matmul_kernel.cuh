@@ -58,15 +58,6 @@ __device__ inline Tile tile_of(const Product& product, int number) {
   return {first + within % rows, within / rows};
 }
 
-__device__ inline std::uint32_t packed(float a, float b) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
-__device__ inline float2 unpacked(std::uint32_t word) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
-}
-
 // By one instruction of the special function units, which bound the epilogues. Its tangent is off by at most
 // 2^-11, so the result by 2^-12: an eighth of what rounding to bfloat16 may change below 1. Where the result
 // is small that bound stays absolute, unlike in activation_math.cuh.

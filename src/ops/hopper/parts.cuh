@@ -1,11 +1,11 @@
 #pragma once
 
 #include "instructions.cuh"
+#include "warpgroup.cuh"
 
 /// Results on their way from registers to a matrix, through shared memory in the swizzle of 128 bytes.
 namespace octet::hopper {
 
-constexpr int kGroup = 128;           ///< threads of a warpgroup
 constexpr int kPartBytes = 64 * 128;  ///< 64 rows of 128 bytes
 constexpr int kPartsBytes = 2 * kPartBytes;
 

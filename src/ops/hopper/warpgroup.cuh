@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+/// What kernels of warpgroups share.
+namespace octet::hopper {
+
+constexpr int kGroup = 128;  ///< threads of a warpgroup
+
+/// A place of a ring, as those see it who use all places in order: which, and the parity of its present use.
+template <int kPlaces>
+struct RingPlace {
+  int place = 0, parity = 0;
+
+  __device__ void advance() {
+    if (++place == kPlaces) place = 0, parity ^= 1;
+  }
+};
+
+/// Two numbers in bfloat16, the first one in the lower half.
+__device__ inline std::uint32_t packed(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
+}
+__device__ inline float2 unpacked(std::uint32_t word) {
+  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
+}
+
+}  // namespace octet::hopper
