@@ -1,6 +1,7 @@
 #include "attention_gradient.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "../../runtime/cuda/cuda_check.h"
 #include "attention_gradient_kernel.cuh"
@@ -189,6 +190,10 @@ std::int64_t AttentionGradients::scratch_bytes(const AttentionShape& shape) cons
 bool AttentionGradients::takes(const AttentionShape& shape, const AttentionOperands& operands,
                                const SampleRows& out, const SampleRows& dout, const SampleRows& dquery,
                                const SampleRows& dkey, const SampleRows& dvalue) const {
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+  if (shape.key_rows() > kMost || shape.batch * shape.layout.heads * shape.key_rows() / kKeys > kMost) {
+    return false;
+  }
   if (operands.dtype != DType::kBF16 || operands.document_starts || scratch_bytes(shape) == 0) return false;
   for (const SampleRows* rows :
        {&operands.query, &operands.key, &operands.value, &out, &dout, &dquery, &dkey, &dvalue}) {
