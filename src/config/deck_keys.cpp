@@ -139,6 +139,9 @@ std::vector<DeckKey> optimizer_keys() {
       choice(OCTET_KEY(precision.fp8_keep_weights), {"auto", "true", "false"},
              "8-bit copies of the blocks' weights are made once a step and kept, 2 bytes a parameter; auto: "
              "where a step has several micro-batches, up to ZeRO 2"),
+      flag(OCTET_KEY(precision.fp8_gather),
+           "ZeRO 3, current or delayed: the blocks' weights are gathered in 8 bits, half the bytes of bf16, "
+           "with the same results"),
       choice(
           OCTET_KEY(memory.recompute), {"none", "selective", "block"},
           "none: all is kept but norm outputs and SwiGLU activations, which backward kernels rebuild at no "
