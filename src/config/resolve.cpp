@@ -258,15 +258,8 @@ void Resolver::fp8_gather() {
         "precision.fp8_gather does not go with precision.fp8 = block, whose squares of 128 x 128 the ranks' "
         "slices cut; allowed: precision.fp8 = current or delayed, or precision.fp8_gather = false");
   }
-  if (deck_.parallel.zero != 3) {
-    problem("precision.fp8_gather needs parallel.zero = 3, which gathers weights for use; it is {}",
-            deck_.parallel.zero);
-  }
-  if (p.fp8_keep_weights == "true") {
-    problem(
-        "precision.fp8_gather brings 8-bit weights for every pass: precision.fp8_keep_weights = true has no "
-        "use; allowed: auto, false");
-  }
+  if (deck_.parallel.zero == 0)
+    problem("precision.fp8_gather has no effect with parallel.zero = 0, which gathers nothing");
 }
 
 void Resolver::rest() {

@@ -26,6 +26,9 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
 void BlockLinears::reserve_weights(const std::array<std::int64_t, kLinearLayers>& sizes,
                                    const std::vector<Chunk>& chunks) {
   const std::int64_t h = context_.shape.hidden;
+  const auto straight = [&](std::int64_t cols) {
+    return context_.fp8_gather ? Place{} : reserve(scratch_, h, cols);
+  };
   if (!context_.fp8_keep_weights) {
     const Place shared = reserve(scratch_, h, *std::max_element(sizes.begin(), sizes.end()) / h);
     weights_.assign(static_cast<std::size_t>(context_.shape.layers * kLinearLayers), {shared, shared});
@@ -36,7 +39,7 @@ void BlockLinears::reserve_weights(const std::array<std::int64_t, kLinearLayers>
     for (int i = 0; i < chunk.layers * kLinearLayers; ++i) {
       const std::int64_t cols = sizes[static_cast<std::size_t>(i % kLinearLayers)] / h;
       weights_[static_cast<std::size_t>(chunk.first_layer * kLinearLayers + i)] = {
-          reserve(scratch_, h, cols), reserve(scratch_, h, cols)};
+          straight(cols), reserve(scratch_, h, cols)};
     }
   }
 }
@@ -173,6 +176,7 @@ BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, L
   Weight& weight = weight_of(layer, which);
   const bool changed = weight.measured != state_of_weights();
   weight.measured = state_of_weights();
+  OCTET_ASSERT(static_cast<bool>(w.scale) == context_.fp8_gather);
   if (w.scale) {
     if (changed) note_largest(stream, layer, which, w);
     return {w.values, {w.scale}};
@@ -189,12 +193,14 @@ BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, L
 
 BlockLinears::Operand BlockLinears::turned_weight(Stream& stream, int layer, LinearLayer which,
                                                   const LinearWeight& w, bool first_piece) {
-  const Weight& weight = weight_of(layer, which);
+  Weight& weight = weight_of(layer, which);
   const Tensor& from = w.values;
   const Operand turned = operand(weight.turned, DType::kE4M3, from.cols, from.rows, ScaleCut::kSquare128);
   OCTET_ASSERT(weight.measured == state_of_weights());
   if (w.scale) {
-    if (first_piece) context_.ops.transpose_codes(stream, from, turned.codes);
+    const bool kept = context_.fp8_keep_weights && weight.transposed == state_of_weights();
+    if (first_piece && !kept) context_.ops.transpose_codes(stream, from, turned.codes);
+    weight.transposed = state_of_weights();
     return {turned.codes, {w.scale}};
   }
   if (first_piece && !context_.fp8_keep_weights)

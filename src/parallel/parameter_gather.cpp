@@ -63,7 +63,12 @@ void ParameterStore::fetch(int bucket) {
   // masters too, unless they are updated on another stream.
   slot.released->block(gather);
   await_update(gather, bucket);
-  if (coded(bucket)) fetch_codes(gather, bucket);
+  collect(gather, bucket);
+  slot.gathered->record(gather);
+}
+
+void ParameterStore::collect(Stream& gather, int bucket) {
+  if (coded(bucket)) collect_codes(gather, bucket);
   const BucketState& own = state(bucket);
   Communicator& ranks = parameter_ranks(bucket);
   const std::int64_t size = gathered_part(bucket), begin = slice(bucket) - size;
@@ -75,7 +80,6 @@ void ParameterStore::fetch(int bucket) {
     ops_.cast(gather, own.master.range(begin, size), part);
   }
   ranks.all_gather(gather, part, own.parameters);
-  slot.gathered->record(gather);
 }
 
 std::int64_t ParameterStore::gathered_part(int bucket) const {
@@ -108,7 +112,7 @@ void ParameterStore::measure_matrices(Stream& gather, int bucket) {
   parameter_ranks(bucket).all_reduce(gather, own.largest, ReduceOp::kMax);
 }
 
-void ParameterStore::fetch_codes(Stream& gather, int bucket) {
+void ParameterStore::collect_codes(Stream& gather, int bucket) {
   measure_matrices(gather, bucket);
   const BucketState& own = state(bucket);
   const Tensor& part = own.resident ? own.resident : own.master;
@@ -148,20 +152,18 @@ void ParameterStore::settle(Stream& stream) {
 
 void ParameterStore::gather(Stream& stream, int bucket) {
   if (!stage_.shards_optimizer() || group_size(bucket) == 1 || slotted(bucket)) return;
-  BucketState& own = state(bucket);
   ready_->record(stream);
   ready_->block(*gather_stream_);
-  const auto [begin, end] = owned_range(bucket);
-  parameter_ranks(bucket).all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
-                                     own.parameters);
-  own.gathered->record(*gather_stream_);
+  collect(*gather_stream_, bucket);
+  state(bucket).gathered->record(*gather_stream_);
 }
 
 void ParameterStore::publish(Stream& stream) {
   ++version_;
   for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
     if (!held(bucket) || slotted(bucket)) continue;
-    if (!format_.split_masters) ops_.cast(stream, state(bucket).master, state(bucket).resident);
+    if (!format_.split_masters && !rounded(bucket))
+      ops_.cast(stream, state(bucket).master, state(bucket).resident);
     gather(stream, bucket);
   }
   if (!slots_.empty()) drop_slots(stream);

@@ -51,7 +51,8 @@ int ParameterStore::place_of(int bucket) const {
 
 void ParameterStore::reserve(DType compute) {
   struct Handles {
-    int parameters, gradients, slice, master, first, second, resident, first_scale, second_scale, largest;
+    int parameters, gradients, slice, master, first, second, resident, first_scale, second_scale;
+    int codes, scales, largest;
   };
   std::vector<Handles> handles;
   std::int64_t largest_slice = 0;
@@ -66,14 +67,20 @@ void ParameterStore::reserve(DType compute) {
       handles.push_back(h);
       continue;
     }
-    h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, size);
+    h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, gathered_size(bucket));
+    if (coded(bucket)) {
+      const auto matrices = static_cast<std::int64_t>(layout_.matrices(bucket).size());
+      h.largest = parameters_.reserve(DType::kF32, 1, matrices);
+      h.codes = slotted(bucket) ? -1 : parameters_.reserve(DType::kE4M3, 1, size);
+      h.scales = slotted(bucket) ? -1 : parameters_.reserve(DType::kF32, 1, matrices);
+    }
     h.gradients = staged(bucket) ? -1 : gradients_.reserve(DType::kF32, 1, size);
     h.slice = staged(bucket) ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
     const bool codes = format_.moments == DType::kI8;
     const std::int64_t blocks = codes ? moment_blocks(layout_.runs(bucket, begin, end)).back() : 0;
     h.master = optimizer_.reserve(format_.split_masters ? DType::kI16 : DType::kF32, 1, end - begin);
     h.resident =
-        format_.split_masters && slotted(bucket) ? optimizer_.reserve(DType::kBF16, 1, end - begin) : -1;
+        format_.split_masters && rounded(bucket) ? optimizer_.reserve(DType::kBF16, 1, end - begin) : -1;
     h.first = optimizer_.reserve(format_.moments, 1, end - begin);
     h.second = optimizer_.reserve(codes ? DType::kU8 : format_.moments, 1, end - begin);
     h.first_scale = codes ? optimizer_.reserve(DType::kF32, 1, blocks) : -1;
@@ -88,10 +95,8 @@ void ParameterStore::reserve(DType compute) {
     reach(place_size, size);
     reach(slot_size, gathered_size(bucket));
     if (coded(bucket)) {
-      const auto matrices = static_cast<std::int64_t>(layout_.matrices(bucket).size());
-      handles.back().largest = parameters_.reserve(DType::kF32, 1, matrices);
       reach(slot_codes, size);
-      reach(slot_scales, matrices);
+      reach(slot_scales, static_cast<std::int64_t>(layout_.matrices(bucket).size()));
     }
   }
   if (any_slotted) {
@@ -131,8 +136,8 @@ void ParameterStore::reserve(DType compute) {
                            .range(0, gathered_size(bucket));
     if (coded(bucket)) {
       state.matrices = layout_.matrices(bucket);
-      state.codes = parameters_.tensor(slots_[place].codes).range(0, size);
-      state.scales = parameters_.tensor(slots_[place].scales);
+      state.codes = parameters_.tensor(slotted(bucket) ? slots_[place].codes : h.codes).range(0, size);
+      state.scales = parameters_.tensor(slotted(bucket) ? slots_[place].scales : h.scales);
       state.largest = parameters_.tensor(h.largest);
     }
     if (staged(bucket)) {
@@ -147,7 +152,7 @@ void ParameterStore::reserve(DType compute) {
     const auto [begin, end] = optimizer_range(bucket);
     if (h.resident >= 0) {
       state.resident = optimizer_.tensor(h.resident);
-    } else if (!slotted(bucket)) {
+    } else if (!rounded(bucket)) {
       state.resident = state.parameters.range(begin, end - begin);
     }
     state.runs = layout_.runs(bucket, begin, end);

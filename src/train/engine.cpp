@@ -147,6 +147,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              deck_.run.fuse_matmul,
                              deck_.memory.recompute != "selective",
                              keeps_fp8_weights(deck_, cut.micro_batches()),
+                             deck_.precision.fp8_gather && data_parameters_->size() > 1,
                              !wrappers.quantize_apart};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {

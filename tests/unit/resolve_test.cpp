@@ -168,18 +168,16 @@ TEST(ResolveDeck, SplitMastersNeedBf16Parameters) {
   EXPECT_TRUE(has(refusal(deck, 1), "precision.compute = bf16")) << refusal(deck, 1);
 }
 
-TEST(ResolveDeck, GatherIn8BitsNeedsCodesOfWholeMatricesAndZero3) {
+TEST(ResolveDeck, GatherIn8BitsNeedsCodesOfWholeMatricesAndZero) {
   Deck deck = sound_deck();
   deck.model.mlp = 128;
   deck.precision.fp8_gather = true;
   EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather needs precision.fp8 = current or delayed"));
   deck.precision.fp8 = "current";
-  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather needs parallel.zero = 3"));
-  deck.parallel.zero = 3;
   EXPECT_EQ(refusal(deck, 1), "");
-  deck.precision.fp8_keep_weights = "true";
-  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_keep_weights = true has no use; allowed: auto, false"));
-  deck.precision.fp8_keep_weights = "auto";
+  deck.parallel.zero = 0;
+  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather has no effect with parallel.zero = 0"));
+  deck.parallel.zero = 3;
   deck.model.hidden = deck.model.mlp = 128 * deck.model.heads;
   deck.model.head_size = 128;
   deck.batch.sequence = 128;

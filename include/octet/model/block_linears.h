@@ -135,7 +135,8 @@ class BlockLinears {
   /// A weight and the memory of its copies, as it lies and transposed.
   struct Weight {
     Place straight, turned;
-    std::int64_t measured = -1;  ///< state_of_weights() when its largest magnitude was found
+    std::int64_t measured = -1;    ///< state_of_weights() when its largest magnitude was found
+    std::int64_t transposed = -1;  ///< the same of a weight that comes as codes: when those were transposed
   };
   Weight& weight_of(int layer, LinearLayer which) {
     return weights_[static_cast<std::size_t>(layer * kLinearLayers) + static_cast<std::size_t>(which)];

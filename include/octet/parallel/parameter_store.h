@@ -17,7 +17,7 @@ namespace octet {
 /// Which parts of training state a data rank keeps a slice of (Rajbhandari et al. 2020).
 struct ZeroStage {
   int stage = 1;
-  bool codes = false;  ///< matrices of blocks that are gathered for use (stage 3) travel as E4M3 codes
+  bool codes = false;  ///< matrices of blocks are gathered, and then resident, as E4M3 codes
   bool shards_optimizer() const { return stage >= 1; }
   bool shards_gradients() const { return stage >= 2; }
   bool shards_parameters() const { return stage >= 3; }
@@ -138,12 +138,12 @@ class ParameterStore final : public ParameterAccess {
     Tensor gradient_slice;  ///< float32, with sharded gradients
     /// Over the optimizer range, in the forms of Adamw.
     Tensor master, first_moment, second_moment;
-    Tensor resident;  ///< parameters over the optimizer range; empty where they lie in slots only
+    Tensor resident;  ///< parameters over the optimizer range; empty where rounded() makes them of masters
     Tensor first_scale, second_scale;        ///< of codes: float32, those of one run behind the other
     std::vector<PlacedRun> runs;             ///< the optimizer range by parameter
     std::vector<std::int64_t> first_blocks;  ///< of each run, where its scales begin
-    /// Where matrices are codes: those of the whole bucket and a scale a matrix, in a slot; the largest
-    /// magnitudes of the matrices, and the version of the parameters that had them.
+    /// Where matrices are codes: those of the whole bucket and a scale a matrix, where parameters lie; the
+    /// largest magnitudes of the matrices, and the version of the parameters that had them.
     Tensor codes, scales, largest;
     std::vector<PlacedMatrix> matrices;
     std::int64_t measured = -1;
@@ -189,9 +189,12 @@ class ParameterStore final : public ParameterAccess {
   bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
   /// Whether the bucket's matrices are gathered as codes. They come before its vectors.
   bool coded(int bucket) const {
-    return stage_.codes && slotted(bucket) && bucket > 0 &&
+    return stage_.codes && stage_.shards_optimizer() && group_size(bucket) > 1 && bucket > 0 &&
            bucket + 1 < static_cast<int>(layout_.buckets().size());
   }
+  /// Whether what is gathered of the bucket is made of masters just then: what AdamW would round is resident
+  /// nowhere.
+  bool rounded(int bucket) const { return slotted(bucket) || coded(bucket); }
   /// Of every rank's slice, the last elements that are gathered in the compute dtype. The vectors of a coded
   /// bucket are in the last rank's, unless slices are shorter than that.
   std::int64_t gathered_part(int bucket) const;
@@ -213,9 +216,12 @@ class ParameterStore final : public ParameterAccess {
   }
   /// With sharded parameters: gathers a bucket into its slot once the slot is released.
   void fetch(int bucket);
-  void fetch_codes(Stream& gather, int bucket);
+  /// Queues all that brings a bucket from the ranks' slices.
+  void collect(Stream& gather, int bucket);
+  void collect_codes(Stream& gather, int bucket);
   /// Of the part of matrix `number` that is in this rank's slice: first element of the slice, and elements.
   std::pair<std::int64_t, std::int64_t> own_run(int bucket, std::size_t number) const;
+  /// Makes ranks agree on the largest magnitudes of a bucket's matrices, unless they have since the update.
   void measure_matrices(Stream& gather, int bucket);
   void use(Stream& stream, int bucket, int next);
   void drop_slots(Stream& stream);
