@@ -81,8 +81,8 @@ run_curves() {
 }
 
 # The newest tests, which run first; on two GPUs of their own, stage messages and collectives beside products too.
-new_unit='*Cuda*OwnProducts*:*Cuda*OutputCodes*:*Cuda*Epilogue*:*Cuda*CrossEntropy*'
-new_mpi='FusedProducts.Cuda*:Fp8.Cuda*:Overlap.Cuda*:CommunicatorTest.Cuda*:*CudaFewThreadBlocks*'
+new_unit='*Cuda*Float8*:*Cuda*OwnProducts*:*Cuda*OutputCodes*:*Cuda*Epilogue*:*Cuda*CrossEntropy*'
+new_mpi='Fp8Gather.Cuda*:FusedProducts.Cuda*:Fp8.Cuda*:Overlap.Cuda*:CommunicatorTest.Cuda*:*CudaFewThreadBlocks*'
 old_unit="*Cuda*-$new_unit" old_mpi="*Cuda*-$new_mpi"
 if [ "$device" = cpu ]; then
   new_unit='Cpu/Float8*' old_unit='Cpu/Norm*' new_mpi='CommunicatorTest.Collectives*' old_mpi="CommunicatorTest.*-*Cuda*:$new_mpi"
@@ -98,6 +98,7 @@ if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
   speed llama-8b+run.matmul=cublas
   speed llama-8b+parallel.overlap_optimizer=true
   speed llama-8b-fp8
+  speed llama-8b-fp8+precision.fp8_gather=true
   speed llama-8b-fp8+run.tune_matmul=true+parallel.overlap_optimizer=true
   speed llama-8b-two
   speed llama-8b-one

@@ -261,6 +261,12 @@ class KernelMaker {
         "8-bit copy and transpose", 4 * elements, [=, this] { ops_.quantize(stream_, args); }, results);
     // Both copies are exact for their scales.
     for (KernelResult& result : kernels_.back().results) result.accuracy = DType::kF32;
+    if (cut != ScaleCut::kTensor) return;
+    // What weights that were gathered as codes need.
+    ops_.quantize(stream_, args);
+    const Tensor turned = memory_.zeros(type, n, t);
+    add("8-bit transpose", 2 * elements, [=, this] { ops_.transpose_codes(stream_, args.codes, turned); },
+        {turned});
   }
 
   /// Room for 8-bit copies of an output [rows, cols].

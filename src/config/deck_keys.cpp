@@ -137,8 +137,11 @@ std::vector<DeckKey> optimizer_keys() {
       count(OCTET_KEY(precision.fp8_history), between(1, 1024),
             "delayed: steps whose largest magnitudes make a scale"),
       choice(OCTET_KEY(precision.fp8_keep_weights), {"auto", "true", "false"},
-             "8-bit copies of the blocks' weights are made once a step and kept, 2 bytes a parameter; auto: "
-             "where a step has several micro-batches, up to ZeRO 2"),
+             "8-bit copies of the blocks' weights are made once a step and kept, 2 bytes a parameter, 1 with "
+             "fp8_gather; auto: where a step has several micro-batches, up to ZeRO 2"),
+      flag(OCTET_KEY(precision.fp8_gather),
+           "current or delayed, ZeRO 1 to 3: the blocks' weights are gathered and resident in 8 bits, half "
+           "the bytes of bf16, with the same results"),
       choice(
           OCTET_KEY(memory.recompute), {"none", "selective", "block"},
           "none: all is kept but norm outputs and SwiGLU activations, which backward kernels rebuild at no "

@@ -74,6 +74,7 @@ class Resolver {
   void batch();
   void tensor_chunks();
   void fp8();
+  void fp8_gather();
   void rest();
 
   Deck& deck_;
@@ -226,6 +227,7 @@ void Resolver::tensor_chunks() {
 
 void Resolver::fp8() {
   const std::string& recipe = deck_.precision.fp8;
+  fp8_gather();
   if (recipe == "none") return;
   if (deck_.precision.compute != "bf16") {
     problem("precision.fp8 = {} needs precision.compute = bf16; it is {}", recipe, deck_.precision.compute);
@@ -245,6 +247,19 @@ void Resolver::fp8() {
   const std::int64_t kv_heads = m.kv_heads % p.tensor == 0 ? m.kv_heads / p.tensor : m.kv_heads;
   divides("2 x key heads of a rank x model.head_size", 2 * kv_heads * m.head_size);
   divides("batch.micro x sequence / context", deck_.batch.micro * deck_.batch.sequence / p.context);
+}
+
+void Resolver::fp8_gather() {
+  const Deck::Precision& p = deck_.precision;
+  if (!p.fp8_gather) return;
+  if (p.fp8 == "none") problem("precision.fp8_gather needs precision.fp8 = current or delayed; it is none");
+  if (p.fp8 == "block") {
+    problem(
+        "precision.fp8_gather does not go with precision.fp8 = block, whose squares of 128 x 128 the ranks' "
+        "slices cut; allowed: precision.fp8 = current or delayed, or precision.fp8_gather = false");
+  }
+  if (deck_.parallel.zero == 0)
+    problem("precision.fp8_gather has no effect with parallel.zero = 0, which gathers nothing");
 }
 
 void Resolver::rest() {

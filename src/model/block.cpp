@@ -213,7 +213,7 @@ void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, Line
   const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
   const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
   linears_.forward(stream, w.bucket - 1, slab, which, piece, x, measured,
-                   context_.parameters.parameter(rows.first, rows.last), bias, y, activated);
+                   context_.parameters.weight(rows.first, rows.last), bias, y, activated);
 }
 
 void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which,
@@ -221,7 +221,7 @@ void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, Line
                                 Tensor inner) {
   const LinearRows rows = rows_of(w, which);
   linears_.input_gradient(stream, w.bucket - 1, slab, which, piece, dy, measured,
-                          context_.parameters.parameter(rows.first, rows.last), dx, inner,
+                          context_.parameters.weight(rows.first, rows.last), dx, inner,
                           inner ? gradient(w.up_bias) : Tensor{}, context_.parameters.accumulates(w.bucket));
 }
 

@@ -26,6 +26,9 @@ BlockLinears::BlockLinears(const LayerContext& context, const HeadLayout& heads,
 void BlockLinears::reserve_weights(const std::array<std::int64_t, kLinearLayers>& sizes,
                                    const std::vector<Chunk>& chunks) {
   const std::int64_t h = context_.shape.hidden;
+  const auto straight = [&](std::int64_t cols) {
+    return context_.fp8_gather ? Place{} : reserve(scratch_, h, cols);
+  };
   if (!context_.fp8_keep_weights) {
     const Place shared = reserve(scratch_, h, *std::max_element(sizes.begin(), sizes.end()) / h);
     weights_.assign(static_cast<std::size_t>(context_.shape.layers * kLinearLayers), {shared, shared});
@@ -36,7 +39,7 @@ void BlockLinears::reserve_weights(const std::array<std::int64_t, kLinearLayers>
     for (int i = 0; i < chunk.layers * kLinearLayers; ++i) {
       const std::int64_t cols = sizes[static_cast<std::size_t>(i % kLinearLayers)] / h;
       weights_[static_cast<std::size_t>(chunk.first_layer * kLinearLayers + i)] = {
-          reserve(scratch_, h, cols), reserve(scratch_, h, cols)};
+          straight(cols), reserve(scratch_, h, cols)};
     }
   }
 }
@@ -161,25 +164,47 @@ OutputCodes BlockLinears::gradient_codes(int layer, LinearLayer which, const Ten
   return output_codes(Role::kGradient, layer, which, dy, &straight, &turned_gradient(which));
 }
 
-BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, LinearLayer which, Tensor w,
-                                                    bool first_piece) {
+void BlockLinears::note_largest(Stream& stream, int layer, LinearLayer which, const LinearWeight& w) {
+  if (!delayed()) return;
+  const int row = row_of(Role::kWeight, layer, 0, which);
+  context_.ops.cast(stream, w.largest, seen().row_range(row, 1));
+  if (!remembers_) context_.ops.cast(stream, w.largest, scratch_.tensor(largest_).row_range(row, 1));
+}
+
+BlockLinears::Operand BlockLinears::straight_weight(Stream& stream, int layer, LinearLayer which,
+                                                    const LinearWeight& w, bool first_piece) {
   Weight& weight = weight_of(layer, which);
-  const Operand straight = operand(weight.straight, DType::kE4M3, w.rows, w.cols, ScaleCut::kSquare128);
-  const bool kept = context_.fp8_keep_weights, changed = weight.measured != state_of_weights();
-  if (!first_piece || (kept && !changed)) return straight;
-  const Operand turned = operand(weight.turned, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
-  quantize(stream, w, row_of(Role::kWeight, layer, 0, which), changed, &straight, kept ? &turned : nullptr);
+  const bool changed = weight.measured != state_of_weights();
   weight.measured = state_of_weights();
+  OCTET_ASSERT(static_cast<bool>(w.scale) == context_.fp8_gather);
+  if (w.scale) {
+    if (changed) note_largest(stream, layer, which, w);
+    return {w.values, {w.scale}};
+  }
+  const Tensor& from = w.values;
+  const Operand straight = operand(weight.straight, DType::kE4M3, from.rows, from.cols, ScaleCut::kSquare128);
+  const bool kept = context_.fp8_keep_weights;
+  if (!first_piece || (kept && !changed)) return straight;
+  const Operand turned = operand(weight.turned, DType::kE4M3, from.cols, from.rows, ScaleCut::kSquare128);
+  quantize(stream, from, row_of(Role::kWeight, layer, 0, which), changed, &straight,
+           kept ? &turned : nullptr);
   return straight;
 }
 
-BlockLinears::Operand BlockLinears::turned_weight(Stream& stream, int layer, LinearLayer which, Tensor w,
-                                                  bool first_piece) {
-  const Weight& weight = weight_of(layer, which);
-  const Operand turned = operand(weight.turned, DType::kE4M3, w.cols, w.rows, ScaleCut::kSquare128);
+BlockLinears::Operand BlockLinears::turned_weight(Stream& stream, int layer, LinearLayer which,
+                                                  const LinearWeight& w, bool first_piece) {
+  Weight& weight = weight_of(layer, which);
+  const Tensor& from = w.values;
+  const Operand turned = operand(weight.turned, DType::kE4M3, from.cols, from.rows, ScaleCut::kSquare128);
   OCTET_ASSERT(weight.measured == state_of_weights());
+  if (w.scale) {
+    const bool kept = context_.fp8_keep_weights && weight.transposed == state_of_weights();
+    if (first_piece && !kept) context_.ops.transpose_codes(stream, from, turned.codes);
+    weight.transposed = state_of_weights();
+    return {turned.codes, {w.scale}};
+  }
   if (first_piece && !context_.fp8_keep_weights)
-    quantize(stream, w, row_of(Role::kWeight, layer, 0, which), false, nullptr, &turned);
+    quantize(stream, from, row_of(Role::kWeight, layer, 0, which), false, nullptr, &turned);
   return turned;
 }
 
@@ -198,11 +223,12 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
 }
 
 void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                           Tensor x, Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated) {
+                           Tensor x, Measured measured, const LinearWeight& w, Tensor bias, Tensor y,
+                           Tensor activated) {
   x = piece.of(x);
   y = piece.of(y);
   if (!fp8()) {
-    Matmul args{.a = x, .b = w, .transpose_b = true, .y = y, .bias = bias};
+    Matmul args{.a = x, .b = w.values, .transpose_b = true, .y = y, .bias = bias};
     if (activated) {
       args.y = piece.of(activated);
       args.epilogue = context_.shape.gated() ? Epilogue::kSwiglu : Epilogue::kGelu;
@@ -220,12 +246,13 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
 }
 
 void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
-                                  const TokenPiece& piece, Tensor dy, Measured measured, Tensor w, Tensor dx,
-                                  Tensor inner, Tensor dbias, bool accumulate) {
+                                  const TokenPiece& piece, Tensor dy, Measured measured,
+                                  const LinearWeight& w, Tensor dx, Tensor inner, Tensor dbias,
+                                  bool accumulate) {
   dy = piece.of(dy);
   dx = piece.of(dx);
   if (!fp8()) {
-    Matmul args{.a = dy, .b = w, .y = dx};
+    Matmul args{.a = dy, .b = w.values, .y = dx};
     if (inner) {
       args.epilogue = context_.shape.gated() ? Epilogue::kSwigluGradient : Epilogue::kGeluGradient;
       args.inner = piece.of(inner);
@@ -273,14 +300,27 @@ void BlockLinears::begin_step(Stream& stream) {
 void BlockLinears::finish_step(Stream& stream, const StepScalars* scalars) {
   if (!delayed()) return;
   context_.ops.remember_largest(stream, seen(), history(), scratch_.tensor(largest_), scalars);
+  remember();
+}
+
+void BlockLinears::remember() {
+  if (remembers_) return;
   remembers_ = true;
+  std::vector<Tensor> largest;
+  for (int layer = 0; layer < static_cast<int>(context_.shape.layers); ++layer) {
+    for (int which = 0; which < kLinearLayers; ++which) {
+      const int row = row_of(Role::kWeight, layer, 0, static_cast<LinearLayer>(which));
+      largest.push_back(scratch_.tensor(largest_).row_range(row, 1));
+    }
+  }
+  context_.parameters.scale_weights_for(std::move(largest));
 }
 
 void BlockLinears::restored(Stream& stream) {
   // An operand that no earlier step saw, all of them having been skipped, is scaled by 1.
   context_.ops.fill(stream, scratch_.tensor(largest_), 0.0f);
   context_.ops.remember_largest(stream, {}, history(), scratch_.tensor(largest_), nullptr);
-  remembers_ = true;
+  remember();
   ++renewals_;
 }
 

@@ -44,8 +44,19 @@ void check_float8(const Matmul& args) {
   OCTET_ASSERT(!args.bias || args.bias.dtype == DType::kBF16);
 }
 
+/// Of a run of a matrix.
+void check_run(const Quantize& args) {
+  OCTET_ASSERT(args.from.dtype == DType::kBF16 || args.from.dtype == DType::kF32);
+  OCTET_ASSERT(args.from.cols % 16 == 0 && !args.transposed && !args.seen);
+  OCTET_ASSERT(args.codes.dtype == DType::kE4M3 && args.scales.cut == ScaleCut::kTensor);
+}
+
 void check_float8(const Quantize& args) {
-  OCTET_ASSERT(args.from.dtype == DType::kBF16 && args.from.rows % 16 == 0 && args.from.cols % 16 == 0);
+  if (args.from.rows == 1) {
+    check_run(args);
+  } else {
+    OCTET_ASSERT(args.from.dtype == DType::kBF16 && args.from.rows % 16 == 0 && args.from.cols % 16 == 0);
+  }
   OCTET_ASSERT(args.codes || args.transposed);
   if (args.codes) {
     OCTET_ASSERT(is_float8(args.codes.dtype) && args.codes.rows == args.from.rows &&
@@ -63,6 +74,11 @@ void check_float8(const Quantize& args) {
   OCTET_ASSERT(!args.largest || (args.largest.dtype == DType::kF32 && args.largest.size() == 1));
   OCTET_ASSERT(!args.seen || cut == ScaleCut::kTensor);
   OCTET_ASSERT(!args.seen || (args.seen.dtype == DType::kF32 && args.seen.size() == 1));
+}
+
+void check_transpose(const Tensor& from, const Tensor& to) {
+  OCTET_ASSERT(is_float8(from.dtype) && to.dtype == from.dtype);
+  OCTET_ASSERT(to.rows == from.cols && to.cols == from.rows && from.rows % 16 == 0 && from.cols % 16 == 0);
 }
 
 void check_codes(const OutputCodes& output, std::int64_t rows, std::int64_t cols, DType type, bool straight,

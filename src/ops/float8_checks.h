@@ -7,6 +7,7 @@ namespace octet {
 /// Assert what ops.h asks of 8-bit operands.
 void check_float8(const Matmul& args);
 void check_float8(const Quantize& args);
+void check_transpose(const Tensor& from, const Tensor& to);
 /// Of a [rows, cols] output in 8 bits; `straight`, `transposed`: which copies there are to be.
 void check_codes(const OutputCodes& output, std::int64_t rows, std::int64_t cols, DType type, bool straight,
                  bool transposed);

@@ -67,6 +67,17 @@ std::vector<Region> BucketLayout::regions(int number, std::int64_t begin, std::i
   return result;
 }
 
+std::vector<PlacedMatrix> BucketLayout::matrices(int number) const {
+  std::vector<PlacedMatrix> result;
+  for (const BucketEntry& entry : bucket(number).entries) {
+    const ParameterRow& row = table_.rows()[static_cast<std::size_t>(entry.row)];
+    if (row.rows == 1) continue;
+    if (!row.follows) result.push_back({entry.row, entry.offset, 0});
+    result.back().size += entry.local.rows * entry.local.cols;
+  }
+  return result;
+}
+
 std::vector<std::pair<std::int64_t, std::int64_t>> BucketLayout::gaps(int number) const {
   const Bucket& bucket = this->bucket(number);
   std::vector<std::pair<std::int64_t, std::int64_t>> result;

@@ -160,10 +160,13 @@ std::vector<ParameterStore::Replica> ParameterStore::replicas() const {
     const std::int64_t begin = optimizer_range(bucket).first;
     if (!slotted(bucket)) {
       for (const PlacedBox& placed : layout_.boxes(bucket, 0, layout_.bucket(bucket).size)) {
-        const std::string& name = layout_.table().rows()[static_cast<std::size_t>(placed.row)].name;
-        result.push_back({name + " (as computed with)",
-                          own.parameters.range(placed.offset, placed.box.size()), !shared(bucket),
-                          !shared(bucket), placed.replicated, shared(bucket)});
+        const ParameterRow& row = layout_.table().rows()[static_cast<std::size_t>(placed.row)];
+        const bool codes = coded(bucket) && row.rows > 1;
+        const Tensor& memory = codes ? own.codes : own.parameters;
+        const std::int64_t at = placed.offset - (layout_.bucket(bucket).size - memory.size());
+        // Codes of replicated key heads have the scale of each tensor rank's own queries.
+        result.push_back({row.name + " (as computed with)", memory.range(at, placed.box.size()),
+                          !shared(bucket), !shared(bucket), placed.replicated && !codes, shared(bucket)});
       }
     }
     const bool whole = !stage_.shards_optimizer();
@@ -178,7 +181,7 @@ std::vector<ParameterStore::Replica> ParameterStore::replicas() const {
       };
       const std::int64_t at = run.offset - begin;
       add("parameters/" + name, own.master, at, run.size);
-      if (slotted(bucket)) add(name + " (master's upper half)", own.resident, at, run.size);
+      if (rounded(bucket)) add(name + " (master's upper half)", own.resident, at, run.size);
       add("first_moment/" + name, own.first_moment, at, run.size);
       add("second_moment/" + name, own.second_moment, at, run.size);
       const std::int64_t block = own.first_blocks[i], blocks = own.first_blocks[i + 1] - block;

@@ -52,10 +52,11 @@ int ParameterStore::place_of(int bucket) const {
 void ParameterStore::reserve(DType compute) {
   struct Handles {
     int parameters, gradients, slice, master, first, second, resident, first_scale, second_scale;
+    int codes, scales, largest;
   };
   std::vector<Handles> handles;
   std::int64_t largest_slice = 0;
-  std::vector<std::int64_t> place_size(3, 0);
+  std::vector<std::int64_t> place_size(3, 0), slot_size(3, 0), slot_codes(3, 0), slot_scales(3, 0);
   const int count = static_cast<int>(layout_.buckets().size());
   bool any_staged = false, any_slotted = false;
   for (int bucket = 0; bucket < count; ++bucket) {
@@ -66,14 +67,20 @@ void ParameterStore::reserve(DType compute) {
       handles.push_back(h);
       continue;
     }
-    h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, size);
+    h.parameters = slotted(bucket) ? -1 : parameters_.reserve(compute, 1, gathered_size(bucket));
+    if (coded(bucket)) {
+      const auto matrices = static_cast<std::int64_t>(layout_.matrices(bucket).size());
+      h.largest = parameters_.reserve(DType::kF32, 1, matrices);
+      h.codes = slotted(bucket) ? -1 : parameters_.reserve(DType::kE4M3, 1, size);
+      h.scales = slotted(bucket) ? -1 : parameters_.reserve(DType::kF32, 1, matrices);
+    }
     h.gradients = staged(bucket) ? -1 : gradients_.reserve(DType::kF32, 1, size);
     h.slice = staged(bucket) ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
     const bool codes = format_.moments == DType::kI8;
     const std::int64_t blocks = codes ? moment_blocks(layout_.runs(bucket, begin, end)).back() : 0;
     h.master = optimizer_.reserve(format_.split_masters ? DType::kI16 : DType::kF32, 1, end - begin);
     h.resident =
-        format_.split_masters && slotted(bucket) ? optimizer_.reserve(DType::kBF16, 1, end - begin) : -1;
+        format_.split_masters && rounded(bucket) ? optimizer_.reserve(DType::kBF16, 1, end - begin) : -1;
     h.first = optimizer_.reserve(format_.moments, 1, end - begin);
     h.second = optimizer_.reserve(codes ? DType::kU8 : format_.moments, 1, end - begin);
     h.first_scale = codes ? optimizer_.reserve(DType::kF32, 1, blocks) : -1;
@@ -82,13 +89,24 @@ void ParameterStore::reserve(DType compute) {
     largest_slice = std::max(largest_slice, slice(bucket));
     any_staged = any_staged || staged(bucket);
     any_slotted = any_slotted || slotted(bucket);
-    auto& place = place_size[static_cast<std::size_t>(place_of(bucket))];
-    place = std::max(place, size);
+    const auto reach = [place = static_cast<std::size_t>(place_of(bucket))](auto& sizes, std::int64_t to) {
+      sizes[place] = std::max(sizes[place], to);
+    };
+    reach(place_size, size);
+    reach(slot_size, gathered_size(bucket));
+    if (coded(bucket)) {
+      reach(slot_codes, size);
+      reach(slot_scales, static_cast<std::int64_t>(layout_.matrices(bucket).size()));
+    }
   }
   if (any_slotted) {
-    for (const std::int64_t size : place_size) {
-      slots_.push_back(
-          {parameters_.reserve(compute, 1, size), -1, device_.make_event(), device_.make_event()});
+    for (std::size_t place = 0; place < slot_size.size(); ++place) {
+      Slot& slot = slots_.emplace_back();
+      slot.handle = parameters_.reserve(compute, 1, slot_size[place]);
+      slot.codes = parameters_.reserve(DType::kE4M3, 1, slot_codes[place]);
+      slot.scales = parameters_.reserve(DType::kF32, 1, slot_scales[place]);
+      slot.gathered = device_.make_event();
+      slot.released = device_.make_event();
     }
   }
   if (any_staged) {
@@ -114,8 +132,14 @@ void ParameterStore::reserve(DType compute) {
     state.place = place_of(bucket);
     const auto place = static_cast<std::size_t>(state.place);
     const std::int64_t size = layout_.bucket(bucket).size;
-    state.parameters =
-        parameters_.tensor(slotted(bucket) ? slots_[place].handle : h.parameters).range(0, size);
+    state.parameters = parameters_.tensor(slotted(bucket) ? slots_[place].handle : h.parameters)
+                           .range(0, gathered_size(bucket));
+    if (coded(bucket)) {
+      state.matrices = layout_.matrices(bucket);
+      state.codes = parameters_.tensor(slotted(bucket) ? slots_[place].codes : h.codes).range(0, size);
+      state.scales = parameters_.tensor(slotted(bucket) ? slots_[place].scales : h.scales);
+      state.largest = parameters_.tensor(h.largest);
+    }
     if (staged(bucket)) {
       state.gradients = gradients_.tensor(stagings_[place].handle).range(0, size);
       state.gradient_slice = gradients_.tensor(h.slice);
@@ -128,7 +152,7 @@ void ParameterStore::reserve(DType compute) {
     const auto [begin, end] = optimizer_range(bucket);
     if (h.resident >= 0) {
       state.resident = optimizer_.tensor(h.resident);
-    } else if (!slotted(bucket)) {
+    } else if (!rounded(bucket)) {
       state.resident = state.parameters.range(begin, end - begin);
     }
     state.runs = layout_.runs(bucket, begin, end);
@@ -163,23 +187,6 @@ Tensor ParameterStore::reduced_gradient(int bucket) const {
   return state(bucket).gradients.range(begin, end - begin);
 }
 
-Tensor ParameterStore::view(Tensor flat, int first, int last) const {
-  const BucketEntry& begin = layout_.entry(first);
-  std::int64_t rows = 0, cols = 0;
-  for (int row = first; row <= last; ++row) {
-    const LocalParameter& local = layout_.entry(row).local;
-    const bool vector = layout_.table().rows()[static_cast<std::size_t>(row)].rows == 1;
-    OCTET_ASSERT(row == first || layout_.table().rows()[static_cast<std::size_t>(row)].follows);
-    rows = vector ? 1 : rows + local.rows;
-    cols = vector ? cols + local.cols : local.cols;
-  }
-  return flat.range(begin.offset, rows * cols).reshape(rows, cols);
-}
-
-Tensor ParameterStore::parameter(int first, int last) {
-  return view(state(layout_.bucket_of(first)).parameters, first, last);
-}
-
 Tensor ParameterStore::gradient(int first, int last) {
   return view(state(layout_.bucket_of(first)).gradients, first, last);
 }
@@ -195,10 +202,6 @@ bool ParameterStore::accumulates(int bucket) const {
   return shared(bucket) || (!staged(bucket) && micro_batch_ > 0);
 }
 
-void ParameterStore::begin_forward(Stream& stream, int bucket) {
-  use(stream, bucket, bucket + 1);
-}
-
 void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads, bool writes) {
   if (reads) use(stream, bucket, bucket - 1);
   if (!writes) return;
@@ -209,52 +212,6 @@ void ParameterStore::begin_backward(Stream& stream, int bucket, bool reads, bool
   // Gaps hold what another bucket left in this buffer, which must not count in the gradient's norm.
   for (const auto& [begin, end] : layout_.gaps(bucket))
     ops_.fill(stream, state(bucket).gradients.range(begin, end - begin), 0.0f);
-}
-
-void ParameterStore::use(Stream& stream, int bucket, int next) {
-  if (slotted(bucket)) {
-    // All that reads the bucket before this one is queued.
-    if (in_use_ >= 0 && in_use_ != bucket) slot_of(in_use_).released->record(stream);
-    in_use_ = bucket;
-    fetch(bucket);
-    // The backward pass needs no embedding.
-    const bool fetches = next > 0 && next < static_cast<int>(states_.size()) && held(next) && slotted(next);
-    if (fetches && state(next).place != state(bucket).place) fetch(next);
-  }
-  if (!slotted(bucket)) await_update(stream, bucket);
-  timer_.begin(stream);
-  (slotted(bucket) ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
-  timer_.end(stream);
-}
-
-void ParameterStore::fetch(int bucket) {
-  Slot& slot = slot_of(bucket);
-  if (slot.holds == bucket) return;
-  slot.holds = bucket;
-  Stream& gather = *gather_stream_;
-  // Every slot is released after an update was queued, so waiting for its last reader is waiting for the
-  // masters too, unless they are updated on another stream.
-  slot.released->block(gather);
-  await_update(gather, bucket);
-  BucketState& own = state(bucket);
-  const auto [begin, end] = owned_range(bucket);
-  Tensor part = own.resident;
-  if (!part) {
-    part = own.parameters.range(begin, end - begin);
-    ops_.cast(gather, own.master, part);
-  }
-  parameter_ranks(bucket).all_gather(gather, part, own.parameters);
-  slot.gathered->record(gather);
-}
-
-void ParameterStore::drop_slots(Stream& stream) {
-  for (Slot& slot : slots_) {
-    slot.holds = -1;
-    slot.released->record(stream);
-  }
-  in_use_ = -1;
-  // Both stages of a shared embedding gather it at the same point of a step.
-  if (shared(0) && held(0) && slotted(0)) fetch(0);
 }
 
 void ParameterStore::reduce_whole(Stream& reduce, int bucket) {
@@ -386,35 +343,6 @@ void ParameterStore::update(Stream& stream, const AdamwSettings& settings, const
     fetch(bucket);
     ++fetched;
   }
-}
-
-void ParameterStore::settle(Stream& stream) {
-  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
-    if (!held(bucket)) continue;
-    await_update(stream, bucket);
-    if (!slotted(bucket)) state(bucket).gathered->block(stream);
-  }
-}
-
-void ParameterStore::gather(Stream& stream, int bucket) {
-  if (!stage_.shards_optimizer() || group_size(bucket) == 1 || slotted(bucket)) return;
-  BucketState& own = state(bucket);
-  ready_->record(stream);
-  ready_->block(*gather_stream_);
-  const auto [begin, end] = owned_range(bucket);
-  parameter_ranks(bucket).all_gather(*gather_stream_, own.parameters.range(begin, end - begin),
-                                     own.parameters);
-  own.gathered->record(*gather_stream_);
-}
-
-void ParameterStore::publish(Stream& stream) {
-  ++version_;
-  for (int bucket = 0; bucket < static_cast<int>(states_.size()); ++bucket) {
-    if (!held(bucket) || slotted(bucket)) continue;
-    if (!format_.split_masters) ops_.cast(stream, state(bucket).master, state(bucket).resident);
-    gather(stream, bucket);
-  }
-  if (!slots_.empty()) drop_slots(stream);
 }
 
 }  // namespace octet

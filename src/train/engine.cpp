@@ -125,8 +125,8 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
         grid_.ends(), "embedding (parameters)", data_settings(deck.parallel));
   }
   store_ = std::make_unique<ParameterStore>(
-      device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero)}, compute,
-      optimizer_format(deck_.optimizer), static_cast<int>(cut.micro_batches()),
+      device_, *ops_, layout_, ZeroStage{static_cast<int>(deck_.parallel.zero), deck_.precision.fp8_gather},
+      compute, optimizer_format(deck_.optimizer), static_cast<int>(cut.micro_batches()),
       StoreRanks{*data_gradients_, *data_parameters_, *copies_, *tensor_, embedding_gradients_.get(),
                  embedding_parameters_.get()},
       timer_, deck_.parallel.overlap_optimizer);
@@ -147,6 +147,7 @@ Engine::Engine(const World& world, const Deck& deck, Device& device, bool shared
                              deck_.run.fuse_matmul,
                              deck_.memory.recompute != "selective",
                              keeps_fp8_weights(deck_, cut.micro_batches()),
+                             deck_.precision.fp8_gather && data_parameters_->size() > 1,
                              !wrappers.quantize_apart};
   std::vector<bool> recomputed;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {

@@ -90,7 +90,8 @@ std::string startup_report(const World& world, const Deck& deck, const Engine& e
   const std::string fp8 =
       deck.precision.fp8 == "none"
           ? ""
-          : fmt::format(", linear layers of blocks in fp8 ({} scales)", deck.precision.fp8);
+          : fmt::format(", linear layers of blocks in fp8 ({} scales{})", deck.precision.fp8,
+                        deck.precision.fp8_gather ? ", weights gathered in 8 bits" : "");
   text += wrapped("  precision  ",
                   fmt::format("{} compute{}; {} masters, {} moments; float32 gradient sums and softmax",
                               deck.precision.compute, fp8, deck.optimizer.master, deck.optimizer.moments)) +

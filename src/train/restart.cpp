@@ -27,8 +27,9 @@ Change weight_of(const std::string& key, const Deck& deck) {
   // How weights begin is history once there are weights.
   if (key == "model.init_deviation" || key == "model.zero_head") return Change::kHarmless;
   if (key.starts_with("model.")) return Change::kModel;
-  // Masters are the same numbers in either form.
-  if (key == "optimizer.master") return Change::kHarmless;
+  // Masters are the same numbers in either form, and 8-bit weights wherever they are made.
+  if (key == "optimizer.master" || key == "precision.fp8_keep_weights" || key == "precision.fp8_gather")
+    return Change::kHarmless;
   if (key == "run.steps") return deck.schedule.kind == "constant" ? Change::kHarmless : Change::kRun;
   if (key == "batch.micro" || key == "data.train") return Change::kHarmless;  // data are compared by content
   if (starts_with_any(key,

@@ -100,13 +100,17 @@ TEST_F(Overlap, ReductionsGathersAndOptimizerInEveryZeroStage) {
 TEST_F(Overlap, ScalesOf8BitLayers) {
   if (ranks_ > 2) GTEST_SKIP() << "the same on two ranks";
   for (const char* recipe : {"current", "delayed"}) {
-    Deck deck = small_deck();
-    deck.model.mlp = 128;
-    deck.parallel.zero = 3;
-    deck.precision.compute = "bf16";
-    deck.precision.fp8 = recipe;
-    SCOPED_TRACE(recipe);
-    expect_equal_bits(deck, false);
+    for (const auto& [zero, gathers_codes] : {std::pair{3, false}, {1, true}, {3, true}}) {
+      if (gathers_codes && ranks_ == 1) continue;
+      Deck deck = small_deck();
+      deck.model.mlp = 128;
+      deck.parallel.zero = zero;
+      deck.precision.compute = "bf16";
+      deck.precision.fp8 = recipe;
+      deck.precision.fp8_gather = gathers_codes;
+      SCOPED_TRACE(fmt::format("{}, ZeRO {}, 8-bit gather {}", recipe, zero, gathers_codes));
+      expect_equal_bits(deck, false);
+    }
   }
 }
 

@@ -198,6 +198,9 @@ class ThreadedOps final : public Ops {
     later(*cpu_, s, &Ops::largest_magnitude, x, largest);
   }
   void quantize(Stream& s, const Quantize& a) override { later(*cpu_, s, &Ops::quantize, a); }
+  void transpose_codes(Stream& s, Tensor from, Tensor to) override {
+    later(*cpu_, s, &Ops::transpose_codes, from, to);
+  }
   void remember_largest(Stream& s, Tensor seen, Tensor history, Tensor largest,
                         const StepScalars* scalars) override {
     later(*cpu_, s, &Ops::remember_largest, seen, history, largest, scalars);

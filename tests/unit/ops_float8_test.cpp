@@ -301,6 +301,44 @@ TEST_P(Float8Test, LargestMagnitudeOfEarlierStepsLimitsAndThatOfThisOneIsSeen) {
   EXPECT_EQ(bench.get(args.largest)(0, 0), 7.0f);
 }
 
+/// What a rank has of a weight is a run of it; its master is float32.
+TEST_P(Float8Test, RunsOfAMatrixGetTheCodesOfTheWhole) {
+  Workbench bench = this->bench();
+  constexpr std::int64_t kRows = 80, kCols = 144, kSize = kRows * kCols;
+  Matrix x = random(kRows, kCols);
+  x(70, 9) = -50.0f;
+  for (float& value : x.values) value += 1e-4f * value;  // no bfloat16 numbers
+  const Tensor master = bench.put_float(x), whole = bench.put(x);
+  const Tensor largest = largest_in(bench, whole);
+  EXPECT_EQ(bench.get(largest_in(bench, master)).values, bench.get(largest).values);
+  const Copies expected = quantized(bench, whole, DType::kE4M3, ScaleCut::kTensor);
+  const Matrix codes = bench.get(expected.codes), scale = bench.get(expected.scales.values);
+  for (const Tensor& from : {master, whole}) {
+    const Tensor parts = bench.blank(1, kSize, DType::kE4M3);
+    // Ends lie within rows.
+    for (const auto& [begin, end] : {std::pair{0, 64}, {64, 64}, {64, 4160}, {4160, 11520}}) {
+      Quantize args;
+      args.from = from.range(begin, end - begin);
+      args.largest = largest;
+      args.codes = parts.range(begin, end - begin);
+      args.scales.values = bench.blank_float(1, 1);
+      bench.ops().quantize(bench.stream(), args);
+      EXPECT_EQ(bench.get(args.scales.values).values, scale.values) << begin;
+    }
+    EXPECT_EQ(bench.get(parts).values, codes.values) << name_of(from.dtype);
+  }
+}
+
+TEST_P(Float8Test, TransposedCodesAreThoseOfTheTransposedMatrix) {
+  Workbench bench = this->bench();
+  for (const auto& [rows, cols] : {std::pair{16, 16}, {64, 128}, {80, 272}, {272, 144}}) {
+    const Copies copies = quantized(bench, bench.put(random(rows, cols)), DType::kE4M3, ScaleCut::kTensor);
+    const Tensor turned = bench.blank(cols, rows, DType::kE4M3);
+    bench.ops().transpose_codes(bench.stream(), copies.codes, turned);
+    EXPECT_EQ(bench.get(turned).values, bench.get(copies.transposed).values) << rows << " x " << cols;
+  }
+}
+
 TEST_P(Float8Test, NumbersThatAreNotFiniteStayVisible) {
   Workbench bench = this->bench();
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

@@ -168,6 +168,23 @@ TEST(ResolveDeck, SplitMastersNeedBf16Parameters) {
   EXPECT_TRUE(has(refusal(deck, 1), "precision.compute = bf16")) << refusal(deck, 1);
 }
 
+TEST(ResolveDeck, GatherIn8BitsNeedsCodesOfWholeMatricesAndZero) {
+  Deck deck = sound_deck();
+  deck.model.mlp = 128;
+  deck.precision.fp8_gather = true;
+  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather needs precision.fp8 = current or delayed"));
+  deck.precision.fp8 = "current";
+  EXPECT_EQ(refusal(deck, 1), "");
+  deck.parallel.zero = 0;
+  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather has no effect with parallel.zero = 0"));
+  deck.parallel.zero = 3;
+  deck.model.hidden = deck.model.mlp = 128 * deck.model.heads;
+  deck.model.head_size = 128;
+  deck.batch.sequence = 128;
+  deck.precision.fp8 = "block";
+  EXPECT_TRUE(has(refusal(deck, 1), "precision.fp8_gather does not go with precision.fp8 = block"));
+}
+
 /// Pieces of tokens must have equal shares for all ranks; 8-bit products take 16 rows.
 TEST(ResolveDeck, TensorChunksThatTokensDoNotDivideByAreRefusedWithTheNearest) {
   Deck deck = sound_deck();

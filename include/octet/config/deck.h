@@ -55,6 +55,7 @@ struct Deck {
     std::string fp8 = "none";               ///< none | current | delayed | block: linear layers of blocks
     std::int64_t fp8_history = 16;          ///< delayed: steps whose largest magnitudes make a scale
     std::string fp8_keep_weights = "auto";  ///< auto | true | false: 8-bit weights, over a step
+    bool fp8_gather = false;                ///< blocks' weights travel and lie in 8 bits
   } precision;
   struct Memory {
     std::string recompute = "none";    ///< none | selective | block

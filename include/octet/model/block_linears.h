@@ -23,8 +23,8 @@ enum class Measured {
 };
 
 /// The matrix products of a block's linear layers y = x·wᵀ, with x [t, in], w [out, in] and y [t, out]: in
-/// the compute dtype, or with 8-bit copies of both operands that are made here (Fp8Recipe). Results, master
-/// weights and gradients of weights are what they are without.
+/// the compute dtype, or with 8-bit copies of both operands that are made here (Fp8Recipe) unless a weight
+/// comes as codes. Results, master weights and gradients of weights are what they are without.
 class BlockLinears {
  public:
   /// `chunks`: this rank's layers; `slabs`: of activations, as in BlockStack. Reserves memory for 8-bit
@@ -60,13 +60,13 @@ class BlockLinears {
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
   /// `activated`, where fuses_activation(), also `activated`: the MLP's activation of y.
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
-               Measured measured, Tensor w, Tensor bias, Tensor y, Tensor activated = {});
+               Measured measured, const LinearWeight& w, Tensor bias, Tensor y, Tensor activated = {});
   /// dx = dy·w, rows in `piece`; with `inner`, where fuses_activation(), taken on through the activation of
   /// inner: Epilogue::kGeluGradient or kSwigluGradient; of a GELU, where there is a dbias, dbias (+)= column
   /// sums of dx. After forward() of the layer in this slab with the same weights.
   void input_gradient(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor dy, Measured measured, Tensor w, Tensor dx, Tensor inner, Tensor dbias,
-                      bool accumulate);
+                      Tensor dy, Measured measured, const LinearWeight& w, Tensor dx, Tensor inner,
+                      Tensor dbias, bool accumulate);
   /// dw (+)= dyᵀ·x and, where there is one, dbias (+)= column sums of dy. After forward() with this x in this
   /// slab. Unless tokens come in pieces (TensorAxis), `dy` is what the last input_gradient() of this layer
   /// had, or it comes `later`. `measured`: of x, kBefore or kCopied.
@@ -135,7 +135,8 @@ class BlockLinears {
   /// A weight and the memory of its copies, as it lies and transposed.
   struct Weight {
     Place straight, turned;
-    std::int64_t measured = -1;  ///< state_of_weights() when its largest magnitude was found
+    std::int64_t measured = -1;    ///< state_of_weights() when its largest magnitude was found
+    std::int64_t transposed = -1;  ///< the same of a weight that comes as codes: when those were transposed
   };
   Weight& weight_of(int layer, LinearLayer which) {
     return weights_[static_cast<std::size_t>(layer * kLinearLayers) + static_cast<std::size_t>(which)];
@@ -143,9 +144,15 @@ class BlockLinears {
   /// Never falls, and rises when parameters, or what scales are made for, may have changed. Once a step at
   /// least, since each step is to see the magnitudes of its weights.
   std::int64_t state_of_weights() const { return context_.parameters.version() + renewals_; }
-  /// The 8-bit copy of a layer's w, or of wᵀ, [w.rows, w.cols] or turned.
-  Operand straight_weight(Stream& stream, int layer, LinearLayer which, Tensor w, bool first_piece);
-  Operand turned_weight(Stream& stream, int layer, LinearLayer which, Tensor w, bool first_piece);
+  /// The 8-bit copy of a layer's w as it lies, or transposed.
+  Operand straight_weight(Stream& stream, int layer, LinearLayer which, const LinearWeight& w,
+                          bool first_piece);
+  Operand turned_weight(Stream& stream, int layer, LinearLayer which, const LinearWeight& w,
+                        bool first_piece);
+  /// Takes over the largest magnitude of a weight that came as codes, where delayed() scales need it.
+  void note_largest(Stream& stream, int layer, LinearLayer which, const LinearWeight& w);
+  /// With delayed() scales: there are earlier steps now.
+  void remember();
   void multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y, bool accumulate);
 
   LayerContext context_;

@@ -33,6 +33,7 @@ struct LayerContext {
   bool fuse_activation = true;    ///< products end in the MLP's activation or its gradient
   bool keep_activations = true;   ///< of GELU, where that saves work, rather than rebuild them
   bool fp8_keep_weights = false;  ///< 8-bit copies of weights stay until parameters change
+  bool fp8_gather = false;        ///< weights come as 8-bit codes (LinearWeight), which need no copy
   bool fp8_direct = true;         ///< kDelayed: operators write 8-bit operands themselves where they can
 
   std::int64_t tokens() const { return batch * sequence; }

@@ -1,11 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "octet/base/tensor.h"
 #include "octet/runtime/device.h"
 
 namespace octet {
+
+/// The matrix of a linear layer, [out, in].
+struct LinearWeight {
+  Tensor values;        ///< compute dtype, or E4M3 codes as Quantize makes them by tensor
+  Tensor scale = {};    ///< of codes: float32 [1, 1]
+  Tensor largest = {};  ///< with codes: float32 [1, 1], the largest magnitude that the matrix has now
+};
 
 /// How layers reach weights and deliver gradients, whatever the ZeRO stage. Row numbers are those of the
 /// ParameterTable; a range of rows that follow one another is one matrix (or one vector, for biases).
@@ -16,6 +24,11 @@ class ParameterAccess {
   /// begin_backward of the bucket and the next bucket's.
   virtual Tensor parameter(int first, int last) = 0;
   Tensor parameter(int row) { return parameter(row, row); }
+  /// The same of a matrix of a block, which may be there in 8 bits alone.
+  virtual LinearWeight weight(int first, int last) = 0;
+  /// What is gathered from now on in 8 bits is scaled for these largest magnitudes (float32 [1, 1] each, of
+  /// layer after layer, in the table's order), not for those that matrices have.
+  virtual void scale_weights_for(std::vector<Tensor> largest) = 0;
   /// Changes whenever parameters may have.
   virtual std::int64_t version() const = 0;
   /// Where to write the gradient, float32. Valid from begin_backward to finish_backward.

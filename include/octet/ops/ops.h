@@ -68,8 +68,12 @@ struct Matmul {
 /// nearest even. A scale is the smallest power of two with which the largest magnitude that it serves fits
 /// the type. So a code does not depend on which of several such scales serves its element, unless the code is
 /// subnormal: ranks that hold parts of a matrix need not agree on one.
+///
+/// By tensor a part can be copied too, such as a rank has of a weight: a straight copy, in E4M3, of a run
+/// [1, n] of a matrix, n a multiple of 16. Its elements may be float32, and are rounded to bfloat16 first. Of
+/// an empty run the scale is written all the same.
 struct Quantize {
-  Tensor from;  ///< bfloat16 [r, c], multiples of 16
+  Tensor from;  ///< bfloat16 [r, c], multiples of 16; or a run
   /// By tensor: float32 [1, 1], the largest magnitude that the scale is made for. Larger elements become the
   /// largest value of the type.
   Tensor largest = {};
@@ -289,9 +293,12 @@ class Ops {
   /// and none of it needed.
   virtual void time_products(Stream&) {}
 
-  /// largest[0] = the largest magnitude in x (bfloat16), NaNs passed over; float32 [1, 1].
+  /// largest[0] = the largest magnitude in x, NaNs passed over; float32 [1, 1]. x: bfloat16, or float32,
+  /// which is rounded to bfloat16 first.
   virtual void largest_magnitude(Stream& stream, Tensor x, Tensor largest) = 0;
   virtual void quantize(Stream& stream, const Quantize& args) = 0;
+  /// to [c, r] = from [r, c] transposed, of one 8-bit float type; multiples of 16.
+  virtual void transpose_codes(Stream& stream, Tensor from, Tensor to) = 0;
   /// After finish_step: where `seen` is given and the step was not skipped, history[i, (updates - 1) mod
   /// steps] = seen[i], or 0 where that is not finite. Then largest[i] = the largest of row i, unless all of
   /// it is 0. history: float32 [n, steps]; seen, largest: [n, 1].

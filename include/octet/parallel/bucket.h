@@ -47,6 +47,12 @@ struct PlacedRun {
   std::int64_t begin = 0, size = 0;
 };
 
+/// A matrix in a bucket: of one parameter, or of several that follow one another.
+struct PlacedMatrix {
+  int row = 0;                        ///< of the parameter table: the first
+  std::int64_t offset = 0, size = 0;  ///< elements of the bucket
+};
+
 /// Where every parameter that a rank holds lies. The same for all tensor ranks but for the boxes.
 class BucketLayout {
  public:
@@ -63,6 +69,8 @@ class BucketLayout {
 
   /// Elements [begin, end) of a bucket as runs of equal treatment, in order, covering all of it.
   std::vector<Region> regions(int bucket, std::int64_t begin, std::int64_t end) const;
+  /// The matrices of a bucket, in order.
+  std::vector<PlacedMatrix> matrices(int bucket) const;
   /// The elements [begin, end) of a bucket that belong to no parameter: alignment, and padding at its end.
   std::vector<std::pair<std::int64_t, std::int64_t>> gaps(int bucket) const;
   /// Elements [begin, end) of a bucket as boxes, at most three a parameter; padding has none.

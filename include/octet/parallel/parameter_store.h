@@ -17,6 +17,7 @@ namespace octet {
 /// Which parts of training state a data rank keeps a slice of (Rajbhandari et al. 2020).
 struct ZeroStage {
   int stage = 1;
+  bool codes = false;  ///< matrices of blocks are gathered, and then resident, as E4M3 codes
   bool shards_optimizer() const { return stage >= 1; }
   bool shards_gradients() const { return stage >= 2; }
   bool shards_parameters() const { return stage >= 3; }
@@ -52,6 +53,10 @@ struct OptimizerFormat {
 /// Parameters, gradients and optimizer state of one rank, in buckets, for ZeRO stages 0 to 3. Collectives run
 /// on streams of their own: a bucket is reduced as soon as its gradients are queued, and gathered as soon as
 /// it is updated (stages 1 and 2) or while the bucket before it is at work (stage 3).
+///
+/// With ZeroStage::codes a rank makes the 8-bit codes of its slice of a block's matrices, each scaled for the
+/// largest magnitude of the whole matrix, which all ranks agree on once after every update: the codes are
+/// those that each rank would make of the gathered matrix. The block's vectors are gathered beside them.
 class ParameterStore final : public ParameterAccess {
  public:
   /// `overlaps_update`: AdamW runs on a stream of its own, beside the next step's forward pass.
@@ -71,6 +76,8 @@ class ParameterStore final : public ParameterAccess {
   /// What follows belongs to micro-batch `index` of the step; each bucket meets them in rising order.
   void begin_micro_batch(int index) { micro_batch_ = index; }
   Tensor parameter(int first, int last) override;
+  LinearWeight weight(int first, int last) override;
+  void scale_weights_for(std::vector<Tensor> largest) override { scaled_for_ = std::move(largest); }
   std::int64_t version() const override { return version_; }
   Tensor gradient(int first, int last) override;
   bool accumulates(int bucket) const override;
@@ -124,15 +131,22 @@ class ParameterStore final : public ParameterAccess {
 
  private:
   struct BucketState {
-    Tensor parameters;      ///< compute dtype, whole: memory of its own, or of a slot
+    /// Compute dtype, in memory of its own or of a slot: all of the bucket, or where matrices are codes its
+    /// last elements, the vectors among them.
+    Tensor parameters;
     Tensor gradients;       ///< float32: whole, or a staging buffer shared with other buckets
     Tensor gradient_slice;  ///< float32, with sharded gradients
     /// Over the optimizer range, in the forms of Adamw.
     Tensor master, first_moment, second_moment;
-    Tensor resident;  ///< parameters over the optimizer range; empty where they lie in slots only
+    Tensor resident;  ///< parameters over the optimizer range; empty where rounded() makes them of masters
     Tensor first_scale, second_scale;        ///< of codes: float32, those of one run behind the other
     std::vector<PlacedRun> runs;             ///< the optimizer range by parameter
     std::vector<std::int64_t> first_blocks;  ///< of each run, where its scales begin
+    /// Where matrices are codes: those of the whole bucket and a scale a matrix, where parameters lie; the
+    /// largest magnitudes of the matrices, and the version of the parameters that had them.
+    Tensor codes, scales, largest;
+    std::vector<PlacedMatrix> matrices;
+    std::int64_t measured = -1;
     std::unique_ptr<Event> gathered, reduced, updated;
     int place = 0;  ///< number of the staging buffer and of the slot
   };
@@ -141,7 +155,7 @@ class ParameterStore final : public ParameterAccess {
     std::unique_ptr<Event> free;  ///< the last reduction out of this buffer is done
   };
   struct Slot {  ///< gathered parameters, with sharded parameters
-    int handle = -1;
+    int handle = -1, codes = -1, scales = -1;
     int holds = -1;  ///< bucket
     std::unique_ptr<Event> gathered,
         released;  ///< filled; no longer read by what is queued on the compute stream
@@ -173,6 +187,21 @@ class ParameterStore final : public ParameterAccess {
     return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket);
   }
   bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
+  /// Whether the bucket's matrices are gathered as codes. They come before its vectors.
+  bool coded(int bucket) const {
+    return stage_.codes && stage_.shards_optimizer() && group_size(bucket) > 1 && bucket > 0 &&
+           bucket + 1 < static_cast<int>(layout_.buckets().size());
+  }
+  /// Whether what is gathered of the bucket is made of masters just then: what AdamW would round is resident
+  /// nowhere.
+  bool rounded(int bucket) const { return slotted(bucket) || coded(bucket); }
+  /// Of every rank's slice, the last elements that are gathered in the compute dtype. The vectors of a coded
+  /// bucket are in the last rank's, unless slices are shorter than that.
+  std::int64_t gathered_part(int bucket) const;
+  /// What is resident of the bucket in the compute dtype, in elements.
+  std::int64_t gathered_size(int bucket) const {
+    return coded(bucket) ? gathered_part(bucket) * group_size(bucket) : layout_.bucket(bucket).size;
+  }
   /// Sums a bucket's gradients over its ranks, on the reduction stream, leaving them in the optimizer range.
   void reduce_whole(Stream& stream, int bucket);
   int place_of(int bucket) const;
@@ -187,10 +216,18 @@ class ParameterStore final : public ParameterAccess {
   }
   /// With sharded parameters: gathers a bucket into its slot once the slot is released.
   void fetch(int bucket);
+  /// Queues all that brings a bucket from the ranks' slices.
+  void collect(Stream& gather, int bucket);
+  void collect_codes(Stream& gather, int bucket);
+  /// Of the part of matrix `number` that is in this rank's slice: first element of the slice, and elements.
+  std::pair<std::int64_t, std::int64_t> own_run(int bucket, std::size_t number) const;
+  /// Makes ranks agree on the largest magnitudes of a bucket's matrices, unless they have since the update.
+  void measure_matrices(Stream& gather, int bucket);
   void use(Stream& stream, int bucket, int next);
   void drop_slots(Stream& stream);
   void update_bucket(Stream& stream, int bucket, const AdamwSettings& settings, const StepScalars* scalars);
   Slot& slot_of(int bucket) { return slots_.at(static_cast<std::size_t>(state(bucket).place)); }
+  /// Rows of the table in memory that holds a bucket, or its last elements.
   Tensor view(Tensor flat, int first, int last) const;
   std::vector<StateBox> state_boxes(bool saving) const;
   const Tensor& stored(int bucket, StateKind kind) const;
@@ -218,8 +255,9 @@ class ParameterStore final : public ParameterAccess {
   std::vector<BucketState> states_;
   std::vector<Staging> stagings_;
   std::vector<Slot> slots_;
-  int in_use_ = -1;    ///< bucket whose slot the compute stream reads now
-  int incoming_ = -1;  ///< where slices arrive that are to be added
+  std::vector<Tensor> scaled_for_;  ///< empty: for the largest magnitudes that matrices have
+  int in_use_ = -1;                 ///< bucket whose slot the compute stream reads now
+  int incoming_ = -1;               ///< where slices arrive that are to be added
 };
 
 }  // namespace octet

@@ -9,9 +9,17 @@
 namespace octet {
 namespace {
 
-float largest_of(const BF16* values, std::int64_t count) {
-  return std::max(
-      0.0f, cpu::largest(count, [&](std::int64_t i) { return std::fabs(static_cast<float>(values[i])); }));
+/// The element as bfloat16 has it.
+float rounded(BF16 value) {
+  return static_cast<float>(value);
+}
+float rounded(float value) {
+  return static_cast<float>(BF16(value));
+}
+
+template <typename T>
+float largest_of(const T* values, std::int64_t count) {
+  return std::max(0.0f, cpu::largest(count, [&](std::int64_t i) { return std::fabs(rounded(values[i])); }));
 }
 
 /// The scales of a matrix whose element (r, c) is at(r, c).
@@ -58,22 +66,34 @@ void quantize_to(const Tensor& codes, const Scales& scales, float largest, At at
 
 void CpuOps::largest_magnitude(Stream&, Tensor x, Tensor largest) {
   OCTET_ASSERT(largest.size() == 1);
-  largest.as<float>()[0] = largest_of(x.as<BF16>(), x.size());
+  cpu::with_type(x.dtype,
+                 [&](auto zero) { largest.as<float>()[0] = largest_of(x.as<decltype(zero)>(), x.size()); });
 }
 
 void CpuOps::quantize(Stream&, const Quantize& args) {
   check_float8(args);
-  const BF16* const from = args.from.as<BF16>();
   const std::int64_t cols = args.from.cols;
   const float largest = args.largest ? args.largest.as<float>()[0] : 0.0f;
-  if (args.seen) {
-    float& seen = args.seen.as<float>()[0];
-    seen = std::max(seen, largest_of(from, args.from.size()));
+  cpu::with_type(args.from.dtype, [&](auto zero) {
+    const auto* const from = args.from.as<decltype(zero)>();
+    if (args.seen) {
+      float& seen = args.seen.as<float>()[0];
+      seen = std::max(seen, largest_of(from, args.from.size()));
+    }
+    quantize_to(args.codes, args.scales, largest,
+                [&](std::int64_t row, std::int64_t col) { return rounded(from[row * cols + col]); });
+    quantize_to(args.transposed, args.transposed_scales, largest,
+                [&](std::int64_t row, std::int64_t col) { return rounded(from[col * cols + row]); });
+  });
+}
+
+void CpuOps::transpose_codes(Stream&, Tensor from, Tensor to) {
+  check_transpose(from, to);
+  const auto* const in = static_cast<const std::uint8_t*>(from.data);
+  auto* const out = static_cast<std::uint8_t*>(to.data);
+  for (std::int64_t row = 0; row < to.rows; ++row) {
+    for (std::int64_t col = 0; col < to.cols; ++col) out[row * to.cols + col] = in[col * to.rows + row];
   }
-  quantize_to(args.codes, args.scales, largest,
-              [&](std::int64_t row, std::int64_t col) { return static_cast<float>(from[row * cols + col]); });
-  quantize_to(args.transposed, args.transposed_scales, largest,
-              [&](std::int64_t row, std::int64_t col) { return static_cast<float>(from[col * cols + row]); });
 }
 
 void CpuOps::remember_largest(Stream&, Tensor seen, Tensor history, Tensor largest,

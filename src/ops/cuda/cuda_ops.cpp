@@ -95,13 +95,18 @@ void CudaOps::matmul(Stream& stream, const Matmul& a) {
 }
 
 void CudaOps::largest_magnitude(Stream& stream, Tensor x, Tensor largest) {
-  OCTET_ASSERT(x.dtype == DType::kBF16 && largest.dtype == DType::kF32 && largest.size() == 1);
+  OCTET_ASSERT(largest.dtype == DType::kF32 && largest.size() == 1);
   cuda::largest_magnitude(enter(stream), x, largest, scratch_.multiprocessors());
 }
 
 void CudaOps::quantize(Stream& stream, const Quantize& args) {
   check_float8(args);
   cuda::quantize(enter(stream), args);
+}
+
+void CudaOps::transpose_codes(Stream& stream, Tensor from, Tensor to) {
+  check_transpose(from, to);
+  cuda::transpose_codes(enter(stream), from, to);
 }
 
 void CudaOps::remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,

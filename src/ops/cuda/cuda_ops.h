@@ -26,6 +26,7 @@ class CudaOps final : public Ops {
   void matmul(Stream& stream, const Matmul& args) override;
   void largest_magnitude(Stream& stream, Tensor x, Tensor largest) override;
   void quantize(Stream& stream, const Quantize& args) override;
+  void transpose_codes(Stream& stream, Tensor from, Tensor to) override;
   void remember_largest(Stream& stream, Tensor seen, Tensor history, Tensor largest,
                         const StepScalars* scalars) override;
   void time_products(Stream& stream) override;

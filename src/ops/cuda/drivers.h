@@ -85,6 +85,7 @@ void narrow_state(cudaStream_t stream, Tensor values, const NarrowState& state);
 // quantize.cu
 void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multiprocessors);
 void quantize(cudaStream_t stream, const Quantize& args);
+void transpose_codes(cudaStream_t stream, Tensor from, Tensor to);
 void remember_largest(cudaStream_t stream, Tensor seen, Tensor history, Tensor largest,
                       const StepScalars* scalars);
 

@@ -1,5 +1,7 @@
-// 8-bit copies of bfloat16 matrices, straight and transposed in one pass over tiles.
-// Bytes moved an element: 2 for the largest magnitude; 2 + 1 for each copy.
+// 8-bit copies of bfloat16 matrices, straight and transposed in one pass over tiles; of runs of weights; and
+// the transposition of such copies.
+// Bytes moved an element: 2 for the largest magnitude; 2 + 1 for each copy; of a run its own size + 1; 2 for
+// a transposition.
 #include <algorithm>
 
 #include "code_tile.cuh"
@@ -29,8 +31,26 @@ __device__ float block_max(float value) {
   return largest;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    largest_kernel(const bf16* x, std::int64_t packs, float* largest) {
+// kPack adjacent elements as bfloat16.
+template <typename T>
+__device__ Pack<bf16, kPack> load_rounded(const T* from) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return Pack<bf16, kPack>::load(from);
+  } else {
+    constexpr int kHalf = kPack / 2;
+    const Pack<T, kHalf> low = Pack<T, kHalf>::load(from), high = Pack<T, kHalf>::load(from + kHalf);
+    Pack<bf16, kPack> pack;
+#pragma unroll
+    for (int n = 0; n < kHalf; ++n) {
+      pack.set(n, low[n]);
+      pack.set(n + kHalf, high[n]);
+    }
+    return pack;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) largest_kernel(const T* x, std::int64_t packs, float* largest) {
   constexpr int kUnroll = 4;
   float found = 0.0f;
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads;
@@ -40,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const std::int64_t i = first + u * stride;
-      pack[u] = i < packs ? Pack<bf16, kPack>::load(x + i * kPack) : Pack<bf16, kPack>{};
+      pack[u] = i < packs ? load_rounded(x + i * kPack) : Pack<bf16, kPack>{};
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -94,6 +114,43 @@ __global__ void __launch_bounds__(CodeTile::kThreads, 5)
   if (out.transposed == nullptr) return;
   __syncthreads();
   tile.write(turned, out.transposed, rows, cols);
+}
+
+// A run of a matrix that has one scale.
+constexpr int kRunUnroll = 4;
+template <typename T>
+__global__ void __launch_bounds__(kThreads) run_kernel(const T* from, std::int64_t packs, std::uint8_t* codes,
+                                                       float* to_scale, const float* largest) {
+  const float scale = scale_of<true>(*largest), inverse = 1.0f / scale;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kThreads * kRunUnroll + threadIdx.x;
+  if (first == 0) *to_scale = scale;
+  Pack<bf16, kPack> pack[kRunUnroll];
+#pragma unroll
+  for (int u = 0; u < kRunUnroll; ++u) {
+    const std::int64_t i = first + u * kThreads;
+    if (i < packs) pack[u] = load_rounded(from + i * kPack);
+  }
+#pragma unroll
+  for (int u = 0; u < kRunUnroll; ++u) {
+    const std::int64_t i = first + u * kThreads;
+    if (i < packs) *reinterpret_cast<uint2*>(codes + i * kPack) = codes_of<true>(pack[u], inverse);
+  }
+}
+
+__global__ void __launch_bounds__(CodeTile::kThreads)
+    transpose_kernel(const std::uint8_t* from, std::int64_t rows, std::int64_t cols, std::uint8_t* to) {
+  __shared__ CodeTile::Turned turned;
+  const CodeTile tile;
+  const std::int64_t row = tile.row(), col = tile.col();
+  if (row < rows && col < cols) {
+    uint2 codes[CodeTile::kGroup];
+#pragma unroll
+    for (int i = 0; i < CodeTile::kGroup; ++i)
+      codes[i] = *reinterpret_cast<const uint2*>(from + (row + i) * cols + col);
+    tile.turn(codes, turned);
+  }
+  __syncthreads();
+  tile.write(turned, to, rows, cols);
 }
 
 // A thread's part of a tile: kPasses · kGroup rows of kPack elements.
@@ -222,6 +279,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+void quantize_run(cudaStream_t stream, const Quantize& args) {
+  const std::int64_t packs = args.from.size() / kPack;
+  const std::int64_t blocks = std::max<std::int64_t>(1, divide_up(packs, kThreads * kRunUnroll));
+  with_type(args.from.dtype, [&](auto element) {
+    run_kernel<<<grid_size(blocks), kThreads, 0, stream>>>(
+        static_cast<const decltype(element)*>(args.from.data), packs,
+        static_cast<std::uint8_t*>(args.codes.data), args.scales.values.as<float>(),
+        args.largest.as<float>());
+  });
+  OCTET_CUDA_LAUNCH("quantize (run)");
+}
+
 template <bool kE4M3>
 void launch(cudaStream_t stream, const Quantize& args, const Copies& out, ScaleCut cut) {
   const std::int64_t rows = args.from.rows, cols = args.from.cols;
@@ -263,13 +332,16 @@ void largest_magnitude(cudaStream_t stream, Tensor x, Tensor largest, int multip
   OCTET_CUDA(cudaMemsetAsync(largest.data, 0, sizeof(float), stream));
   const std::int64_t packs = x.size() / kPack;
   const std::int64_t blocks = std::min<std::int64_t>(divide_up(packs, kThreads * 4), 8 * multiprocessors);
-  largest_kernel<<<grid_size(blocks), kThreads, 0, stream>>>(static_cast<const bf16*>(x.data), packs,
-                                                             static_cast<float*>(largest.data));
+  with_type(x.dtype, [&](auto element) {
+    largest_kernel<<<grid_size(blocks), kThreads, 0, stream>>>(static_cast<const decltype(element)*>(x.data),
+                                                               packs, static_cast<float*>(largest.data));
+  });
   OCTET_CUDA_LAUNCH("largest_magnitude");
 }
 
 void quantize(cudaStream_t stream, const Quantize& args) {
   OCTET_ASSERT(aligned(16, args.from.data, args.codes.data, args.transposed.data));
+  if (args.from.rows == 1) return quantize_run(stream, args);
   const auto codes = [](const Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.data); };
   const auto floats = [](const Tensor& tensor) { return static_cast<float*>(tensor.data); };
   const Copies out{codes(args.codes),          codes(args.transposed),
@@ -283,6 +355,16 @@ void quantize(cudaStream_t stream, const Quantize& args) {
     launch<false>(stream, args, out, cut);
   }
   OCTET_CUDA_LAUNCH("quantize");
+}
+
+void transpose_codes(cudaStream_t stream, Tensor from, Tensor to) {
+  OCTET_ASSERT(aligned(16, from.data, to.data));
+  const dim3 grid(grid_size(divide_up(from.cols, CodeTile::kCols)),
+                  grid_size(divide_up(from.rows, CodeTile::kRows)));
+  OCTET_ASSERT(grid.y <= 65535);
+  transpose_kernel<<<grid, CodeTile::kThreads, 0, stream>>>(
+      static_cast<const std::uint8_t*>(from.data), from.rows, from.cols, static_cast<std::uint8_t*>(to.data));
+  OCTET_CUDA_LAUNCH("transpose_codes");
 }
 
 void remember_largest(cudaStream_t stream, Tensor seen, Tensor history, Tensor largest,
