@@ -37,6 +37,9 @@ void check_float8(const Matmul& args) {
   OCTET_ASSERT(!args.transpose_a && args.transpose_b);
   OCTET_ASSERT(args.a.rows % 16 == 0 && args.a.cols % 16 == 0 && args.b.rows % 16 == 0);
   OCTET_ASSERT(fits(args.a_scales, args.a) && fits(args.b_scales, args.b));
+  for (const Tensor& operand : {args.a, args.b, args.a_scales.values, args.b_scales.values}) {
+    OCTET_ASSERT(reinterpret_cast<std::uintptr_t>(operand.data) % 16 == 0);  // or cuBLASLt refuses
+  }
   const ScaleCut a = args.a_scales.cut, b = args.b_scales.cut;
   OCTET_ASSERT((a == ScaleCut::kTensor) == (b == ScaleCut::kTensor));
   OCTET_ASSERT(a != ScaleCut::kSquare128 || b != ScaleCut::kSquare128);

@@ -31,7 +31,8 @@ LinearWeight ParameterStore::weight(int first, int last) {
                                    [&](const PlacedMatrix& placed) { return placed.row == first; });
   OCTET_ASSERT(matrix != own.matrices.end());
   const std::int64_t number = matrix - own.matrices.begin();
-  return {view(own.codes, first, last), own.scales.range(number, 1), own.largest.range(number, 1)};
+  return {view(own.codes, first, last), own.scales.range(number * kScaleSpacing, 1),
+          own.largest.range(number, 1)};
 }
 
 void ParameterStore::begin_forward(Stream& stream, int bucket) {
@@ -126,7 +127,7 @@ void ParameterStore::collect_codes(Stream& gather, int bucket) {
     args.from = part.range(first, size);
     args.largest = scaled_for_.empty() ? own.largest.range(number, 1) : scaled_for_.at(before + i);
     args.codes = codes.range(first, size);
-    args.scales.values = own.scales.range(number, 1);
+    args.scales.values = own.scales.range(number * kScaleSpacing, 1);
     ops_.quantize(gather, args);
   }
   parameter_ranks(bucket).all_gather(gather, codes, own.codes);

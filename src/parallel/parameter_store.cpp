@@ -72,7 +72,7 @@ void ParameterStore::reserve(DType compute) {
       const auto matrices = static_cast<std::int64_t>(layout_.matrices(bucket).size());
       h.largest = parameters_.reserve(DType::kF32, 1, matrices);
       h.codes = slotted(bucket) ? -1 : parameters_.reserve(DType::kE4M3, 1, size);
-      h.scales = slotted(bucket) ? -1 : parameters_.reserve(DType::kF32, 1, matrices);
+      h.scales = slotted(bucket) ? -1 : parameters_.reserve(DType::kF32, 1, matrices * kScaleSpacing);
     }
     h.gradients = staged(bucket) ? -1 : gradients_.reserve(DType::kF32, 1, size);
     h.slice = staged(bucket) ? gradients_.reserve(DType::kF32, 1, slice(bucket)) : -1;
@@ -96,7 +96,7 @@ void ParameterStore::reserve(DType compute) {
     reach(slot_size, gathered_size(bucket));
     if (coded(bucket)) {
       reach(slot_codes, size);
-      reach(slot_scales, static_cast<std::int64_t>(layout_.matrices(bucket).size()));
+      reach(slot_scales, static_cast<std::int64_t>(layout_.matrices(bucket).size()) * kScaleSpacing);
     }
   }
   if (any_slotted) {

@@ -18,11 +18,15 @@ enum class ScaleCut {
   kSquare128  ///< one for a square of 128 x 128: [ceil(rows / 128), ceil(cols / 128) rounded up to 4]
 };
 
-/// What the elements of an 8-bit matrix are to be multiplied by: float32, powers of two.
+/// What the elements of an 8-bit matrix are to be multiplied by: float32, powers of two. Those of operands of
+/// products begin at multiples of 16 bytes.
 struct Scales {
   Tensor values;
   ScaleCut cut = ScaleCut::kTensor;
 };
+
+/// Elements from one scale to another where several matrices' follow one another.
+inline constexpr std::int64_t kScaleSpacing = 4;
 
 /// Shape of the scales of a [rows, cols] matrix; data is null.
 Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);

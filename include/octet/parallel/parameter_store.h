@@ -142,8 +142,9 @@ class ParameterStore final : public ParameterAccess {
     Tensor first_scale, second_scale;        ///< of codes: float32, those of one run behind the other
     std::vector<PlacedRun> runs;             ///< the optimizer range by parameter
     std::vector<std::int64_t> first_blocks;  ///< of each run, where its scales begin
-    /// Where matrices are codes: those of the whole bucket and a scale a matrix, where parameters lie; the
-    /// largest magnitudes of the matrices, and the version of the parameters that had them.
+    /// Where matrices are codes: those of the whole bucket and a scale a matrix, kScaleSpacing apart, where
+    /// parameters lie; the largest magnitudes of the matrices, and the version of the parameters that had
+    /// them.
     Tensor codes, scales, largest;
     std::vector<PlacedMatrix> matrices;
     std::int64_t measured = -1;
