@@ -65,52 +65,60 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
   }
 }
 
-/// One thread: adds the query gradients of this block to those of others, in turn; those of the last piece it
-/// is given the others' sum for, and writes.
+/// One thread a place: adds the query gradients of this block to those of others, in turn; those of the last
+/// piece it gives the others' sum to, and writes. Threads take tiles by turns.
 template <int kHead>
 __device__ inline void add_query_gradients(const AttentionGradient& p, const GradientMemory<kHead>& at,
-                                           int pieces) {
+                                           int pieces, int place) {
   using Tiles = GradientTiles<kHead>;
-  constexpr int kBytes = Tiles::kSums * 4;
+  constexpr int kPlaces = Tiles::kSumPlaces, kBytes = Tiles::kSums * 4;
+  const std::uint32_t sums = at.sums(place, 0), ready = at.sums_ready(place);
   Tickets tickets(at.tickets());
-  int parity = 0;
+  int parity = 0, skipped = place;  // tiles until the next one of this thread
   for (int number; (number = tickets.next<false>()) < pieces;) {
     const Piece piece = Piece::at<Tiles::kQueries>(p, number);
-    if (!piece.is_last()) arrive(at.sums_ready());
-    for (Cursor cursor(p, piece); cursor.left > 0; cursor.advance(p, piece), parity ^= 1) {
+    Cursor cursor(p, piece);
+    const int tiles = cursor.left;
+    // The place for the query gradients of a tile, after those before were copied from it.
+    const auto give_place = [&] {
       const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
-      float* const to = p.sums + tile.index * Tiles::kSums;
+      if (piece.is_last() && !tile.is_first()) {
+        wait_for_count(p.counters + tile.index, tile.turn);
+        arrive_expecting(ready, kBytes);
+        load_bytes(sums, p.sums + tile.index * Tiles::kSums, kBytes, ready);
+      } else {
+        arrive(ready);
+      }
+    };
+    cursor.skip(p, piece, skipped);
+    if (cursor.left > 0) give_place();
+    while (cursor.left > 0) {
+      const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
       unsigned* const counter = p.counters + tile.index;
+      wait(at.sums_full(place), parity);
+      parity ^= 1;
       if (piece.is_last()) {
-        if (tile.is_first()) {
-          arrive(at.sums_ready());
-        } else {
-          wait_for_count(counter, tile.turn);
-          arrive_expecting(at.sums_ready(), kBytes);
-          load_bytes(at.sums(0), to, kBytes, at.sums_ready());
-        }
-        wait(at.sums_full(), parity);
         for (int half = 0; half < 2; ++half) {
           const int head = piece.kv_head * p.group + cursor.head;
-          store(p.dquery, at.sums(half), head * kHead + (kHead == 64 ? 0 : half * 64),
+          store(p.dquery, at.sums(place, half), head * kHead + (kHead == 64 ? 0 : half * 64),
                 cursor.tile * Tiles::kQueries + (kHead == 64 ? half * 64 : 0), piece.sample);
         }
-        wait_for_reads<0>();
-        count_on(counter);
-        continue;
-      }
-      wait(at.sums_full(), parity);
-      wait_for_count(counter, tile.turn);
-      if (tile.is_first()) {
-        store_floats_at(to, at.sums(0), kBytes);
       } else {
-        add_floats_at(to, at.sums(0), kBytes);
+        float* const to = p.sums + tile.index * Tiles::kSums;
+        wait_for_count(counter, tile.turn);
+        if (tile.is_first()) {
+          store_floats_at(to, sums, kBytes);
+        } else {
+          add_floats_at(to, sums, kBytes);
+        }
       }
       wait_for_reads<0>();
-      if (!cursor.is_last()) arrive(at.sums_ready());
-      wait_for_stores();
+      cursor.skip(p, piece, kPlaces);
+      if (cursor.left > 0) give_place();
+      if (!piece.is_last()) wait_for_stores();
       count_on(counter);
     }
+    skipped = (skipped + kPlaces * tiles - tiles) % kPlaces;
   }
 }
 
@@ -144,7 +152,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
   Tickets tickets(at.tickets());
   RingPlace<Tiles::kStages> ring;
   RingPlace<Tiles::kKeyStages> keys;
-  RingPlace<1> sums;
+  RingPlace<Tiles::kSumPlaces> sums;
   int turn = 0;
   for (int number; (number = tickets.next<true>()) < pieces;) {
     const Piece piece = Piece::at<kQueries>(p, number);
@@ -186,13 +194,6 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       // The first query that sees the key of row 0, as a column of the tile.
       const int sees = piece.part * kKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
       const bool hidden = sees + kKeys > 1;
-      if (hidden) {
-#pragma unroll
-        for (int i = 0; i < kQueries / 2; ++i) {
-          const int first = sees + key_row + i % 4 / 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
-          if (col < first) s[i] = __int_as_float(0xff800000);  // -infinity
-        }
-      }
 #pragma unroll
       for (int i = 0; i < kQueries / 2; i += 4) {
         const float4 two = load_floats(rows + i * 16);
@@ -200,6 +201,14 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         for (int h = 0; h < 4; h += 2) {
           s[i + h] = approximate_exp2(s[i + h] * scale - two.x);
           s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - two.z);
+        }
+      }
+      // Behind a branch, since ptxas would wait for score gradients before it is done with the powers.
+      if (hidden) {
+#pragma unroll
+        for (int i = 0; i < kQueries / 2; ++i) {
+          const int first = sees + key_row + i % 4 / 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+          if (col < first) s[i] = 0.0f;
         }
       }
       products_wait<0>();
@@ -271,9 +280,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         products_wait<2>();
       }
       settled(dquery);
-      wait(at.sums_ready(), sums.parity);
-      sums.advance();
-      const std::uint32_t own = at.sums(half) + thread * 16;
+      wait(at.sums_ready(sums.place), sums.parity);
+      const std::uint32_t own = at.sums(sums.place, half) + thread * 16;
       if (piece.is_last()) {
         if (QueryTile::last_part<kQueries>(p, cursor.tile) > 0) {
 #pragma unroll
@@ -284,7 +292,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
           }
           named_barrier(own_barrier, kGroup);  // all have read before one writes
         }
-        store_box(at.sums(half), dquery, p.scale);
+        store_box(at.sums(sums.place, half), dquery, p.scale);
       } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -294,7 +302,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       }
       stores_before_copies();
       __syncwarp();
-      if (lane == 0) arrive(at.sums_full());
+      if (lane == 0) arrive(at.sums_full(sums.place));
+      sums.advance();
       products_wait<0>();
       settled(dkey);
       if constexpr (!is_last.value) {
@@ -352,8 +361,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   lower_registers_to<24>();
   if (threadIdx.x == 0) {
     load_operands<kHead>(p, at, pieces);
-  } else if (threadIdx.x == 32) {
-    add_query_gradients<kHead>(p, at, pieces);
+  } else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GradientTiles<kHead>::kSumPlaces) {
+    add_query_gradients<kHead>(p, at, pieces, static_cast<int>(threadIdx.x) / 32 - 1);
   }
 }
 

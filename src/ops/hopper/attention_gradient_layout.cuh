@@ -16,7 +16,7 @@ template <int kHead>
 struct GradientTiles {
   static_assert(kHead == 64 || kHead == 128);
   static constexpr int kQueries = kHead == 64 ? 128 : 64;  ///< that come by at once
-  static constexpr int kStages = 2, kKeyStages = kHead == 64 ? 2 : 1;
+  static constexpr int kStages = 2, kKeyStages = kHead == 64 ? 2 : 1, kSumPlaces = kHead == 64 ? 1 : 2;
   static constexpr int kKeyBytes = kKeys * kHead * 2, kQueryBytes = kQueries * kHead * 2;
   static constexpr int kRowBytes = kQueries * 8;
   static constexpr int kStageBytes = 2 * kQueryBytes;
@@ -24,7 +24,7 @@ struct GradientTiles {
   static constexpr int kSums = kQueries * kHead;  ///< of a tile of query gradients
   /// Shared memory of a GPU begins at a multiple of 1024; elsewhere there are 256 bytes to spare.
   static constexpr int kSharedBytes = 256 + kKeyStages * 2 * kKeyBytes + kStages * (kStageBytes + kRowBytes) +
-                                      2 * kScoreBytes + kSums * 4 + 160;
+                                      2 * kScoreBytes + kSumPlaces * kSums * 4 + 176;
 };
 
 struct AttentionGradient {
@@ -67,6 +67,10 @@ struct Cursor {
   __device__ Cursor(const AttentionGradient& p, const Piece& piece)
       : tile(piece.first_tile), left(p.group * (p.q_tiles - piece.first_tile)) {}
   __device__ bool is_last() const { return left == 1; }
+  /// By as many tiles, if there are.
+  __device__ void skip(const AttentionGradient& p, const Piece& piece, int tiles) {
+    for (; tiles > 0 && left > 0; --tiles) advance(p, piece);
+  }
   __device__ void advance(const AttentionGradient& p, const Piece& piece) {
     if (++tile == p.q_tiles) tile = piece.first_tile, ++head;
     --left;
@@ -101,7 +105,8 @@ struct QueryTile {
 template <int kHead>
 struct GradientMemory {
   using Tiles = GradientTiles<kHead>;
-  static constexpr int kStages = Tiles::kStages, kKeyStages = Tiles::kKeyStages;
+  static constexpr int kStages = Tiles::kStages, kKeyStages = Tiles::kKeyStages,
+                       kSumPlaces = Tiles::kSumPlaces;
 
   std::uint32_t begin;
 
@@ -117,8 +122,10 @@ struct GradientMemory {
     return scores(turn) + (2 * i + half) * kBox;
   }
   /// Query gradients on their way: of each warpgroup its registers, or in the end a box.
-  __device__ std::uint32_t sums(int half) const { return scores(2) + half * Tiles::kSums * 2; }
-  __device__ std::uint32_t rows(int stage) const { return sums(2) + stage * Tiles::kRowBytes; }
+  __device__ std::uint32_t sums(int place, int half) const {
+    return scores(2) + (2 * place + half) * Tiles::kSums * 2;
+  }
+  __device__ std::uint32_t rows(int stage) const { return sums(kSumPlaces, 0) + stage * Tiles::kRowBytes; }
   __device__ std::uint32_t tickets() const { return rows(kStages); }
   // Barriers. Keys and values have come, and are no longer needed; so have queries.
   __device__ std::uint32_t keys_full(int stage) const { return tickets() + Tickets::kBytes + 8 * stage; }
@@ -126,12 +133,12 @@ struct GradientMemory {
   __device__ std::uint32_t full(int stage) const { return keys_empty(kKeyStages + stage); }
   __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
   /// sums() may be written, and hold the other parts where this is the last one; they were written.
-  __device__ std::uint32_t sums_ready() const { return empty(kStages); }
-  __device__ std::uint32_t sums_full() const { return sums_ready() + 8; }
+  __device__ std::uint32_t sums_ready(int place) const { return empty(kStages + place); }
+  __device__ std::uint32_t sums_full(int place) const { return sums_ready(kSumPlaces + place); }
 
   __device__ void init() const {
     constexpr int kWarps = 2 * kGroup / 32;
-    Tickets::init(tickets(), kWarps + 2);  // and who loads, and who adds
+    Tickets::init(tickets(), kWarps + 1 + kSumPlaces);  // and who loads, and who add
     for (int stage = 0; stage < kKeyStages; ++stage) {
       barrier_init(keys_full(stage), 1);
       barrier_init(keys_empty(stage), 2);
@@ -140,8 +147,10 @@ struct GradientMemory {
       barrier_init(full(stage), 1);
       barrier_init(empty(stage), 2);
     }
-    barrier_init(sums_ready(), 1);
-    barrier_init(sums_full(), kWarps);
+    for (int place = 0; place < kSumPlaces; ++place) {
+      barrier_init(sums_ready(place), 1);
+      barrier_init(sums_full(place), kWarps);
+    }
     barriers_ready();
   }
 };
