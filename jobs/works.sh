@@ -139,22 +139,22 @@ work_of() { # name
   # Tensor alone has no slots and no staging, and room for all activations: 100 / 8 instead of 13.
   local seventy=(model.layers=$((10 * n)) memory.logits_mib=256 "${small_state[@]}")
   case $1 in
-    gpt2-124m) bench gpt2-124m 1 1024 64 512 50257 - ;;
-    gpt2-1558m) bench gpt2-1558m 1 1024 16 128 50257 - ;;
-    gpt2-1558m-fp8) bench gpt2-1558m 1 1024 16 128 50257 - precision.fp8=delayed ;;
-    llama-1b) bench llama-1b 1 8192 4 4 128256 1b model.tied=false ;;
-    llama-1b-fp8) bench llama-1b 1 8192 4 4 128256 1b model.tied=false precision.fp8=delayed ;;
-    llama-3b) bench llama-3b 1 8192 2 2 128256 3b model.tied=false ;;
-    llama-3b-fp8) bench llama-3b 1 8192 2 2 128256 3b model.tied=false precision.fp8=delayed ;;
+    gpt2-124m) bench gpt2-124m 1 1024 64 512 50257 - memory.logits_mib=8192 ;;
+    gpt2-1558m) bench gpt2-1558m 1 1024 16 128 50257 - memory.logits_mib=2048 ;;
+    gpt2-1558m-fp8) bench gpt2-1558m 1 1024 16 128 50257 - memory.logits_mib=2048 precision.fp8=delayed ;;
+    llama-1b) bench llama-1b 1 8192 4 4 128256 1b model.tied=false memory.logits_mib=8192 ;;
+    llama-1b-fp8) bench llama-1b 1 8192 4 4 128256 1b model.tied=false memory.logits_mib=8192 precision.fp8=delayed ;;
+    llama-3b) bench llama-3b 1 8192 2 2 128256 3b model.tied=false memory.logits_mib=4400 ;;
+    llama-3b-fp8) bench llama-3b 1 8192 2 2 128256 3b model.tied=false memory.logits_mib=4400 precision.fp8=delayed ;;
     qwen2.5-7b) bench qwen2-7b 1 1024 16 128 152064 - "${small_state[@]}" ;;
     qwen2.5-7b-fp8) bench qwen2-7b 1 1024 8 128 152064 - "${small_state[@]}" precision.fp8=delayed ;;
     llama-8b) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 ;;
-    llama-8b-fp8) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 precision.fp8=delayed ;;
+    llama-8b-fp8) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=2 memory.logits_mib=2048 parallel.overlap_optimizer=true precision.fp8=delayed precision.fp8_gather=true ;;
     llama-8b-one) bench llama-8b 1 8192 1 1 128256 - "${small_state[@]}" ;;
     llama-8b-two) bench llama-8b 2 8192 1 2 128256 - "${small_state[@]}" parallel.zero=1 ;;
     llama-8b-zero1) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=1 ;;
-    llama-8b-zero2) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=2 ;;
-    llama-8b-tensor2) bench llama-8b 2 8192 1 2 128256 8b parallel.tensor=2 parallel.sequence=true ;;
+    llama-8b-zero2) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=2 memory.logits_mib=2048 parallel.overlap_optimizer=true ;;
+    llama-8b-tensor2) bench llama-8b 2 8192 1 2 128256 8b parallel.tensor=2 parallel.sequence=true memory.logits_mib=2048 ;;
     llama-8b-pipeline2) bench llama-8b 2 8192 1 4 128256 8b parallel.pipeline=2 ;;
     llama-8b-interleaved2) bench llama-8b 2 8192 1 4 128256 8b parallel.pipeline=2 parallel.schedule=interleaved parallel.chunks=2 ;;
     llama-8b-zerobubble2) bench llama-8b 2 8192 1 4 128256 8b parallel.pipeline=2 parallel.schedule=zero_bubble ;;

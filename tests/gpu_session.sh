@@ -98,8 +98,8 @@ if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
   speed llama-8b+run.matmul=cublas
   speed llama-8b+parallel.overlap_optimizer=true
   speed llama-8b-fp8
-  speed llama-8b-fp8+precision.fp8_gather=true
-  speed llama-8b-fp8+run.tune_matmul=true+parallel.overlap_optimizer=true
+  speed llama-8b-fp8+precision.fp8_gather=false
+  speed llama-8b-fp8+run.tune_matmul=true
   speed llama-8b-two
   speed llama-8b-one
 fi
@@ -120,7 +120,7 @@ for tool in memcheck racecheck; do
 done
 if [ "$device" = cuda ]; then
   row curves curves 200 run_curves
-  if [ "$gpus" -gt 1 ]; then speed llama-8b-fp8+precision.fp8=block; fi # the tiny model of CPU ranks is too narrow for these blocks
+  if [ "$gpus" -gt 1 ]; then speed llama-8b-fp8+precision.fp8=block+precision.fp8_gather=false; fi # the tiny model of CPU ranks is too narrow for these blocks
 fi
 
 if [ "$device" = cpu ] || [ "$gpus" -gt 1 ]; then
