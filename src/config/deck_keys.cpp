@@ -181,8 +181,7 @@ std::vector<DeckKey> run_keys() {
           "wherever there is one"),
       choice(OCTET_KEY(run.attention), {"auto", "cudnn", "own"},
              "GPU: attention on Hopper by own kernels where they are faster than cuDNN (auto), never, or "
-             "wherever "
-             "there is one"),
+             "wherever there is one"),
       flag(OCTET_KEY(run.fuse_matmul),
            "matrix products that are not 8-bit end in the MLP's activation, GELU or SwiGLU, or in its "
            "gradient; false: separate passes"),

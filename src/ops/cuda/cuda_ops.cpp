@@ -72,6 +72,14 @@ bool CudaOps::prefers_own_gradients(const AttentionShape& shape) const {
          hopper::AttentionGradients::is_faster(shape);
 }
 
+bool CudaOps::needs_cudnn(const AttentionShape& shape, bool documents) const {
+  AttentionShape few_keys = shape;
+  few_keys.keys = shape.sequence;
+  return documents || own_attention_ == OwnKernels::kNever || !attention_forward_.takes(shape) ||
+         !attention_gradients_.takes(shape) || !prefers_own_gradients(shape) ||
+         !prefers_own_gradients(few_keys);
+}
+
 void CudaOps::prepare(const Workload& workload) {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   std::int64_t bytes =
@@ -82,8 +90,10 @@ void CudaOps::prepare(const Workload& workload) {
   if (shape.batch > 0 && shape.sequence > 0 && shape.layout.heads > 0) {
     bytes = std::max(bytes, cuda::plain_attention_scratch(shape));
     if (workload.compute == DType::kBF16) {
-      bytes = std::max(bytes, attention_.workspace_bytes(shape, workload.documents_apart));
-      if (prefers_own_gradients(shape)) bytes = std::max(bytes, attention_gradients_.scratch_bytes(shape));
+      if (needs_cudnn(shape, workload.documents_apart))
+        bytes = std::max(bytes, attention_.workspace_bytes(shape, workload.documents_apart));
+      if (prefers_own_gradients(shape))
+        bytes = std::max(bytes, attention_gradients_.most_scratch_bytes(shape));
     }
   }
   scratch_.reserve(bytes);

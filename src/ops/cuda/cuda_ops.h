@@ -89,6 +89,8 @@ class CudaOps final : public Ops {
   /// Makes the device current for this thread.
   cudaStream_t enter(Stream& stream) const;
   bool prefers_own_gradients(const AttentionShape& shape) const;
+  /// Whether bfloat16 attention of some shape with these queries and no more keys may be cuDNN's.
+  bool needs_cudnn(const AttentionShape& shape, bool documents) const;
 
   int ordinal_;
   cuda::Scratch scratch_;

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "../../runtime/cuda/cuda_check.h"
+#include "../attention_heads.h"
 #include "drivers.h"
 #include "octet/base/error.h"
 
@@ -40,10 +41,8 @@ std::int64_t row_sums_bytes(const AttentionPlanKey& key) {
 
 // cuDNN was told that all operands begin at multiples of 16 bytes.
 bool takes_vectors(std::int64_t batch, std::initializer_list<SampleRows> operands) {
-  return std::all_of(operands.begin(), operands.end(), [&](const SampleRows& rows) {
-    return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_stride * kElement % 16 == 0 &&
-           (batch == 1 || rows.sample_stride * kElement % 16 == 0);
-  });
+  return std::all_of(operands.begin(), operands.end(),
+                     [&](const SampleRows& rows) { return rows_begin_at_16_bytes(rows, batch); });
 }
 
 std::int32_t keys_before_queries(const AttentionShape& shape) {
@@ -100,16 +99,11 @@ CudnnAttention::CudnnAttention(Scratch& scratch, bool deterministic)
 }
 
 std::vector<CudnnAttention::HeadGroup> CudnnAttention::groups_of(const HeadLayout& layout) {
-  const auto key_of_query = [&](int query) { return (query + layout.head_offset) / layout.group; };
-  const int first = key_of_query(0), keys = key_of_query(layout.heads - 1) - first + 1;
-  bool even = layout.heads % keys == 0;
-  for (int query = 0; even && query < layout.heads; ++query) {
-    even = key_of_query(query) - first == query / (layout.heads / keys);
-  }
-  if (even) return {{0, layout.heads, first, keys}};
+  const KeyHeads keys = key_heads_of(layout);
+  if (keys.group > 0) return {{0, layout.heads, keys.first, keys.count}};
   std::vector<HeadGroup> groups;
   for (int query = 0; query < layout.heads; ++query) {
-    const int key = key_of_query(query);
+    const int key = (query + layout.head_offset) / layout.group;
     if (groups.empty() || groups.back().key != key) groups.push_back({query, 0, key, 1});
     ++groups.back().queries;
   }

@@ -4,7 +4,9 @@
 #include <limits>
 
 #include "../../runtime/cuda/cuda_check.h"
+#include "../attention_heads.h"
 #include "attention_forward_kernel.cuh"
+#include "hopper_gpu.h"
 #include "tensor_maps.h"
 
 namespace octet::hopper {
@@ -14,24 +16,7 @@ namespace {
 /// in two places.
 constexpr std::int64_t kSectionBytes = 16 << 20;
 
-/// Key heads [first, first + count) that query heads attend with, `group` each in their order; group 0: not
-/// evenly.
-struct KeyHeads {
-  int first, count, group;
-};
-
-KeyHeads key_heads_of(const HeadLayout& layout) {
-  const auto key_of = [&](int query) { return (query + layout.head_offset) / layout.group; };
-  const int first = key_of(0), count = key_of(layout.heads - 1) - first + 1;
-  if (layout.heads % count != 0) return {first, count, 0};
-  const int group = layout.heads / count;
-  for (int query = 0; query < layout.heads; ++query) {
-    if (key_of(query) - first != query / group) return {first, count, 0};
-  }
-  return {first, count, group};
-}
-
-// How many tiles the kernel takes, every one of which asks for one more.
+// How many numbers the kernel takes from the counter: each of its tiles asks for one more.
 template <int kHead>
 unsigned launch(cudaStream_t stream, forward::Problem problem, int multiprocessors) {
   using P = forward::Plan<kHead>;
@@ -51,32 +36,26 @@ unsigned launch(cudaStream_t stream, forward::Problem problem, int multiprocesso
 
 }  // namespace
 
-AttentionForward::AttentionForward() {
-  int device = 0, major = 0, minor = 0;
-  OCTET_CUDA(cudaGetDevice(&device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  if (major != 9 || minor != 0) return;
-  OCTET_CUDA(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
-  unsigned* counter = nullptr;
-  OCTET_CUDA(cudaMalloc(&counter, sizeof *counter));
-  taken_.reset(counter);
-  OCTET_CUDA(cudaMemset(counter, 0, sizeof *counter));
-  OCTET_CUDA(cudaDeviceSynchronize());  // other streams do not wait for the default one
+AttentionForward::AttentionForward() : multiprocessors_(hopper_multiprocessors()) {
+  if (multiprocessors_ > 0) taken_ = make_work_counter();
+}
+
+bool AttentionForward::takes(const AttentionShape& shape) const {
+  const HeadLayout& layout = shape.layout;
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
+  if (multiprocessors_ == 0 || (layout.head_size != 64 && layout.head_size != 128)) return false;
+  const std::int64_t chunks = (shape.sequence + forward::kRows - 1) / forward::kRows;
+  if (shape.key_rows() > kMost || shape.batch * layout.heads * chunks > kMost) return false;
+  return shape.scale > 0.0f && key_heads_of(layout).group > 0;
 }
 
 bool AttentionForward::takes(const AttentionShape& shape, const AttentionOperands& operands,
                              const SampleRows& out) const {
-  const HeadLayout& layout = shape.layout;
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-  if (multiprocessors_ == 0 || (layout.head_size != 64 && layout.head_size != 128)) return false;
-  if (operands.dtype != DType::kBF16 || operands.document_starts || !(shape.scale > 0.0f)) return false;
-  if (shape.key_rows() > kMost || shape.batch * layout.heads * shape.sequence / forward::kRows > kMost)
-    return false;
+  if (operands.dtype != DType::kBF16 || operands.document_starts || !takes(shape)) return false;
   for (const SampleRows& rows : {operands.query, operands.key, operands.value, out}) {
-    if (!copyable(rows, shape.batch)) return false;
+    if (!rows_begin_at_16_bytes(rows, shape.batch)) return false;
   }
-  return key_heads_of(layout).group > 0;
+  return true;
 }
 
 void AttentionForward::run(cudaStream_t stream, const AttentionShape& shape,

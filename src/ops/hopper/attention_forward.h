@@ -2,8 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include <memory>
-
+#include "hopper_gpu.h"
 #include "octet/ops/ops.h"
 
 namespace octet::hopper {
@@ -16,20 +15,18 @@ class AttentionForward {
   /// Of the current device. On GPUs of another kind takes() is always false.
   AttentionForward();
 
-  /// Whether rows begin at multiples of 16 bytes, as the copy engine wants it, and query heads are shared
-  /// evenly over the key heads that they attend with.
+  /// Whether query heads are shared evenly over the key heads that they attend with, and numbers fit kernels.
+  bool takes(const AttentionShape& shape) const;
+  /// The same, and whether rows begin at multiples of 16 bytes, as the copy engine wants it.
   bool takes(const AttentionShape& shape, const AttentionOperands& operands, const SampleRows& out) const;
   /// Takes what takes() says. statistics: as Ops::attention_forward writes them. All on one stream.
   void run(cudaStream_t stream, const AttentionShape& shape, const AttentionOperands& operands,
            const SampleRows& out, Tensor statistics);
 
  private:
-  struct Free {
-    void operator()(unsigned* counter) const { cudaFree(counter); }
-  };
-  int multiprocessors_ = 0;                ///< 0 on other GPUs
-  std::unique_ptr<unsigned, Free> taken_;  ///< in device memory: tiles that kernels took so far
-  unsigned taken_before_ = 0;              ///< by all kernels that were launched
+  int multiprocessors_;        ///< 0 on other GPUs
+  WorkCounter taken_;          ///< tiles
+  unsigned taken_before_ = 0;  ///< by all kernels that were launched
 };
 
 }  // namespace octet::hopper

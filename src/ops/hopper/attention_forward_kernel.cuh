@@ -97,7 +97,7 @@ __device__ inline void write_rows(const Problem& p, const Work& work, const Soft
     factor[h] = 1.0f / sum;
     if (lane % 4 == 0 && row < p.sequence) {
       const std::int64_t head = std::int64_t{tile.sample} * p.kv_heads * p.group + tile.head;
-      p.statistics[head * p.sequence + row] = softmax.base[h] * 0.6931471805599453f + logf(sum);
+      p.statistics[head * p.sequence + row] = softmax.base[h] * kLn2 + logf(sum);
     }
   }
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ inline void attend(const Problem& p, const Places<kHead>& at, int til
   int round = 0;
   float out[kHead / 2];
   std::uint32_t powers[kKeys / 16][4];
-  Softmax softmax{p.scale * 1.4426950408889634f};
+  Softmax softmax{p.scale * kLog2E};
 
   const auto wait_for_key = [&] { wait(at.key_full(key_stage.place), key_stage.parity); };
   const auto wait_for_value = [&] { wait(at.value_full(value_stage.place), value_stage.parity); };

@@ -9,7 +9,6 @@ namespace octet::hopper::forward {
 
 constexpr int kRows = 64;   ///< query rows of a warpgroup
 constexpr int kKeys = 128;  ///< of a tile
-constexpr int kBoxBytes = 64 * 128;
 
 /// How a block is laid out for heads of 64 or 128 elements.
 template <int kHead>

@@ -4,52 +4,14 @@
 #include <limits>
 
 #include "../../runtime/cuda/cuda_check.h"
+#include "../attention_heads.h"
 #include "attention_gradient_kernel.cuh"
-#include "octet/base/error.h"
+#include "attention_gradient_scratch.h"
+#include "hopper_gpu.h"
 #include "tensor_maps.h"
 
 namespace octet::hopper {
 namespace {
-
-constexpr std::int64_t round_up(std::int64_t count, std::int64_t to) {
-  return (count + to - 1) / to * to;
-}
-
-/// What run() needs of scratch memory, in this order.
-struct Layout {
-  std::int64_t q_tiles, pieces, padded_rows, slots;  ///< as in AttentionGradient; rows of whole tiles
-  std::int64_t sums_bytes, rows_bytes, counters_bytes;
-
-  std::int64_t bytes() const { return sums_bytes + rows_bytes + counters_bytes; }
-};
-
-template <int kHead>
-Layout layout_of(const AttentionShape& shape, int multiprocessors) {
-  using Tiles = GradientTiles<kHead>;
-  const HeadLayout& heads = shape.layout;
-  Layout result{};
-  result.q_tiles = (shape.sequence + Tiles::kQueries - 1) / Tiles::kQueries;
-  result.pieces = (shape.key_rows() + kKeys - 1) / kKeys;
-  result.padded_rows = shape.batch * heads.heads * result.q_tiles * Tiles::kQueries;
-  // Twice as many key heads as are at work on the average: the piece of a head that is last takes twice as
-  // long.
-  result.slots =
-      std::min<std::int64_t>(shape.batch * heads.kv_heads, 2 * (multiprocessors / result.pieces) + 6);
-  const std::int64_t tiles = result.slots * (heads.heads / heads.kv_heads) * result.q_tiles;
-  result.sums_bytes = tiles * Tiles::kSums * 4;
-  result.rows_bytes = round_up(result.padded_rows * 8, 256);
-  result.counters_bytes = round_up((tiles + 1) * 4, 256);
-  return result;
-}
-
-// (q + offset) / group is q / (heads / kv_heads) for every query head q.
-bool shared_evenly(const HeadLayout& layout) {
-  if (layout.heads % layout.kv_heads != 0) return false;
-  for (int query = 0; query < layout.heads; ++query) {
-    if ((query + layout.head_offset) / layout.group != query / (layout.heads / layout.kv_heads)) return false;
-  }
-  return true;
-}
 
 /// For every query row of whole tiles: log2(e) · log-sum-exp, and the sum of out · dout, to which all score
 /// gradients of the row are relative. Rows beyond the sequence get infinity, so that no key has a part in
@@ -103,9 +65,8 @@ __global__ void __launch_bounds__(256) row_values_kernel(RowValues<kHead> p) {
   const float sum = part == 0 ? sums[0] : part == 1 ? sums[1] : part == 2 ? sums[2] : sums[3];
   const std::int64_t series = sample * p.heads + head;
   const bool inside = row + part < p.sequence;
-  const float log_sum = inside
-                            ? p.statistics[series * p.sequence + row + part] * 1.4426950408889634f  // log2(e)
-                            : __int_as_float(0x7f800000);
+  const float log_sum =
+      inside ? p.statistics[series * p.sequence + row + part] * kLog2E : __int_as_float(0x7f800000);
   p.rows[series * p.padded + row + part] = float2{log_sum, inside ? sum : 0.0f};
 }
 
@@ -114,7 +75,7 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
             const SampleRows& out, const Tensor& statistics, const SampleRows& dout, const SampleRows& dquery,
             const SampleRows& dkey, const SampleRows& dvalue, void* scratch, int multiprocessors) {
   using Tiles = GradientTiles<kHead>;
-  const Layout layout = layout_of<kHead>(shape, multiprocessors);
+  const GradientScratch layout = gradient_scratch(shape, multiprocessors);
   const HeadLayout& heads = shape.layout;
   const std::int64_t batch = shape.batch, sequence = shape.sequence, keys = shape.key_rows();
   const std::int64_t query_cols = heads.query(), key_cols = std::int64_t{heads.kv_heads} * kHead;
@@ -123,8 +84,8 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   AttentionGradient p{};
   p.query = sample_map(operands.query, batch, sequence, query_cols, Tiles::kQueries);
   p.dout = sample_map(dout, batch, sequence, query_cols, Tiles::kQueries);
-  p.key = sample_map(operands.key, batch, keys, key_cols, kKeys);
-  p.value = sample_map(operands.value, batch, keys, key_cols, kKeys);
+  p.key = sample_map(operands.key, batch, keys, key_cols, kPieceKeys);
+  p.value = sample_map(operands.value, batch, keys, key_cols, kPieceKeys);
   p.sums = reinterpret_cast<float*>(memory);
   float2* const rows = reinterpret_cast<float2*>(memory + layout.sums_bytes);
   p.rows = rows;
@@ -171,35 +132,35 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
 
 }  // namespace
 
-AttentionGradients::AttentionGradients() {
-  int device = 0, major = 0, minor = 0;
-  OCTET_CUDA(cudaGetDevice(&device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  if (major != 9 || minor != 0) return;
-  OCTET_CUDA(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, device));
-}
+AttentionGradients::AttentionGradients() : multiprocessors_(hopper_multiprocessors()) {}
 
-std::int64_t AttentionGradients::scratch_bytes(const AttentionShape& shape) const {
-  const int size = shape.layout.head_size;
-  if (multiprocessors_ == 0 || (size != 64 && size != 128) || !shared_evenly(shape.layout)) return 0;
-  return (size == 64 ? layout_of<64>(shape, multiprocessors_) : layout_of<128>(shape, multiprocessors_))
-      .bytes();
+bool AttentionGradients::takes(const AttentionShape& shape) const {
+  const HeadLayout& layout = shape.layout;
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2, kMostBlockRows = 65535;
+  if (multiprocessors_ == 0 || (layout.head_size != 64 && layout.head_size != 128)) return false;
+  const std::int64_t pieces = (shape.key_rows() + kPieceKeys - 1) / kPieceKeys;
+  if (shape.key_rows() > kMost || shape.batch * layout.heads * pieces > kMost) return false;
+  const KeyHeads heads = key_heads_of(layout);
+  return shape.batch <= kMostBlockRows && heads.group > 0 && heads.count == layout.kv_heads;
 }
 
 bool AttentionGradients::takes(const AttentionShape& shape, const AttentionOperands& operands,
                                const SampleRows& out, const SampleRows& dout, const SampleRows& dquery,
                                const SampleRows& dkey, const SampleRows& dvalue) const {
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-  if (shape.key_rows() > kMost || shape.batch * shape.layout.heads * shape.key_rows() / kKeys > kMost) {
-    return false;
-  }
-  if (operands.dtype != DType::kBF16 || operands.document_starts || scratch_bytes(shape) == 0) return false;
-  for (const SampleRows* rows :
-       {&operands.query, &operands.key, &operands.value, &out, &dout, &dquery, &dkey, &dvalue}) {
-    if (!copyable(*rows, shape.batch)) return false;
+  if (operands.dtype != DType::kBF16 || operands.document_starts || !takes(shape)) return false;
+  for (const SampleRows& rows :
+       {operands.query, operands.key, operands.value, out, dout, dquery, dkey, dvalue}) {
+    if (!rows_begin_at_16_bytes(rows, shape.batch)) return false;
   }
   return true;
+}
+
+std::int64_t AttentionGradients::scratch_bytes(const AttentionShape& shape) const {
+  return gradient_scratch(shape, multiprocessors_).bytes();
+}
+
+std::int64_t AttentionGradients::most_scratch_bytes(const AttentionShape& shape) const {
+  return takes(shape) ? most_gradient_scratch(shape, multiprocessors_) : 0;
 }
 
 void AttentionGradients::run(cudaStream_t stream, const AttentionShape& shape,

@@ -14,8 +14,9 @@ class AttentionGradients {
   /// Of the current device. On GPUs of another kind takes() is always false.
   AttentionGradients();
 
-  /// Whether rows begin at multiples of 16 bytes, as the copy engine wants it, and query heads are shared
-  /// evenly over all key heads.
+  /// Whether query heads are shared evenly over all key heads, and numbers fit kernels.
+  bool takes(const AttentionShape& shape) const;
+  /// The same, and whether rows begin at multiples of 16 bytes, as the copy engine wants it.
   bool takes(const AttentionShape& shape, const AttentionOperands& operands, const SampleRows& out,
              const SampleRows& dout, const SampleRows& dquery, const SampleRows& dkey,
              const SampleRows& dvalue) const;
@@ -24,15 +25,18 @@ class AttentionGradients {
   static bool is_faster(const AttentionShape& shape) {
     return shape.layout.head_size == 64 || shape.sequence < 8192 || shape.key_rows() > shape.sequence;
   }
-  /// 0 where no rows of this shape are taken.
+  /// Of a shape that is taken.
   std::int64_t scratch_bytes(const AttentionShape& shape) const;
+  /// Of all shapes with as many queries and no more keys, some of which take more than this one; 0 where none
+  /// is taken.
+  std::int64_t most_scratch_bytes(const AttentionShape& shape) const;
   /// Takes what takes() says. scratch: scratch_bytes(shape), at a multiple of 256.
   void run(cudaStream_t stream, const AttentionShape& shape, const AttentionOperands& operands,
            const SampleRows& out, Tensor statistics, const SampleRows& dout, const SampleRows& dquery,
            const SampleRows& dkey, const SampleRows& dvalue, void* scratch) const;
 
  private:
-  int multiprocessors_ = 0;  ///< 0 on other GPUs
+  int multiprocessors_;  ///< 0 on other GPUs
 };
 
 }  // namespace octet::hopper

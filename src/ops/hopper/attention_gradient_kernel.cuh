@@ -53,9 +53,10 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
         wait(at.keys_empty(keys.place), keys.parity ^ 1);
         arrive_expecting(keys_arrival, 2 * Tiles::kKeyBytes);
         for (int part = 0; part < kHead / 64; ++part) {
-          const int offset = part * kKeys * 128, col = piece.kv_head * kHead + part * 64;
-          load(at.key(keys.place) + offset, p.key, keys_arrival, col, piece.part * kKeys, piece.sample);
-          load(at.value(keys.place) + offset, p.value, keys_arrival, col, piece.part * kKeys, piece.sample);
+          const int offset = part * kPieceKeys * 128, col = piece.kv_head * kHead + part * 64;
+          load(at.key(keys.place) + offset, p.key, keys_arrival, col, piece.part * kPieceKeys, piece.sample);
+          load(at.value(keys.place) + offset, p.value, keys_arrival, col, piece.part * kPieceKeys,
+               piece.sample);
         }
         keys.advance();
       }
@@ -144,10 +145,10 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
                                          int pieces, int half) {
   using Tiles = GradientTiles<kHead>;
   constexpr bool kAhead = kHead == 64;
-  constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBox);
+  constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBoxBytes);
   const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
   const int key_row = half * 64 + thread / 32 * 16 + lane / 4;  // and 8 rows below
-  const float scale = p.scale * 1.4426950408889634f;            // log2(e)
+  const float scale = p.scale * kLog2E;
   const int own_barrier = 2 + half, common_barrier = 1;
   Tickets tickets(at.tickets());
   RingPlace<Tiles::kStages> ring;
@@ -164,7 +165,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       return operand_at(tile + i / 4 * kQueries * 128) + i % 4 * kAcross;
     };
     const auto key_part = [&](std::uint32_t tile, int i) {
-      return operand_at(tile + (i / 4 * kKeys + half * 64) * 128) + i % 4 * kAcross;
+      return operand_at(tile + (i / 4 * kPieceKeys + half * 64) * 128) + i % 4 * kAcross;
     };
     const auto begin_scores = [&] {
       wait(at.full(ring.place), ring.parity);
@@ -192,8 +193,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       }
       products_commit();
       // The first query that sees the key of row 0, as a column of the tile.
-      const int sees = piece.part * kKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
-      const bool hidden = sees + kKeys > 1;
+      const int sees = piece.part * kPieceKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
+      const bool hidden = sees + kPieceKeys > 1;
 #pragma unroll
       for (int i = 0; i < kQueries / 2; i += 4) {
         const float4 two = load_floats(rows + i * 16);
@@ -257,9 +258,9 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       float dquery[32];
       products_begin();
 #pragma unroll
-      for (int i = 0; i < kKeys / 16; ++i) {
-        const std::uint32_t left = at.scores(turn) + (kHead == 64 ? half * kKeys * 128 : 0);
-        const std::uint32_t right = key + (kHead == 64 ? 0 : half * kKeys * 128);
+      for (int i = 0; i < kPieceKeys / 16; ++i) {
+        const std::uint32_t left = at.scores(turn) + (kHead == 64 ? half * kPieceKeys * 128 : 0);
+        const std::uint32_t right = key + (kHead == 64 ? 0 : half * kPieceKeys * 128);
         warpgroup_product<true, true>(dquery, operand_at(left) + i * kDown, operand_at(right) + i * kDown,
                                       i > 0);
       }
@@ -337,7 +338,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       named_barrier(own_barrier, kGroup);
       if (thread == 0) {
         store(is_key ? p.dkey : p.dvalue, box, piece.kv_head * kHead + part * 64,
-              piece.part * kKeys + half * 64, piece.sample);
+              piece.part * kPieceKeys + half * 64, piece.sample);
       }
     }
   }

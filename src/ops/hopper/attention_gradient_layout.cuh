@@ -1,5 +1,6 @@
 #pragma once
 
+#include "attention_gradient_scratch.h"
 #include "instructions.cuh"
 #include "tickets.cuh"
 #include "warpgroup.cuh"
@@ -7,20 +8,18 @@
 /// How attention_gradient_kernel.cuh cuts its work, and where things are in shared memory.
 namespace octet::hopper {
 
-constexpr int kKeys = 128;  ///< of a piece
 constexpr int kGradientThreads = 3 * kGroup;
-constexpr int kBox = 64 * 128;  ///< bytes of 64 rows of 64 bfloat16, in the swizzle of 128 bytes
 
 /// How the gradient of heads of this size is cut.
 template <int kHead>
 struct GradientTiles {
   static_assert(kHead == 64 || kHead == 128);
-  static constexpr int kQueries = kHead == 64 ? 128 : 64;  ///< that come by at once
+  static constexpr int kQueries = tile_queries(kHead);
   static constexpr int kStages = 2, kKeyStages = kHead == 64 ? 2 : 1, kSumPlaces = kHead == 64 ? 1 : 2;
-  static constexpr int kKeyBytes = kKeys * kHead * 2, kQueryBytes = kQueries * kHead * 2;
+  static constexpr int kKeyBytes = kPieceKeys * kHead * 2, kQueryBytes = kQueries * kHead * 2;
   static constexpr int kRowBytes = kQueries * 8;
   static constexpr int kStageBytes = 2 * kQueryBytes;
-  static constexpr int kScoreBytes = kKeys * kQueries * 2;
+  static constexpr int kScoreBytes = kPieceKeys * kQueries * 2;
   static constexpr int kSums = kQueries * kHead;  ///< of a tile of query gradients
   /// Shared memory of a GPU begins at a multiple of 1024; elsewhere there are 256 bytes to spare.
   static constexpr int kSharedBytes = 256 + kKeyStages * 2 * kKeyBytes + kStages * (kStageBytes + kRowBytes) +
@@ -53,7 +52,7 @@ struct Piece {
     result.part = p.pieces - 1 - number % p.pieces;
     result.sample = result.pair / p.kv_heads;
     result.kv_head = result.pair % p.kv_heads;
-    result.first_tile = max(0, result.part * kKeys - (p.keys - p.sequence)) / kQueries;
+    result.first_tile = max(0, result.part * kPieceKeys - (p.keys - p.sequence)) / kQueries;
     return result;
   }
   /// Query gradients of this piece are the last part of the sum.
@@ -85,7 +84,7 @@ struct QueryTile {
   /// The last piece that has a part in a tile.
   template <int kQueries>
   __device__ static int last_part(const AttentionGradient& p, int tile) {
-    return min(p.pieces - 1, ((tile + 1) * kQueries - 1 + p.keys - p.sequence) / kKeys);
+    return min(p.pieces - 1, ((tile + 1) * kQueries - 1 + p.keys - p.sequence) / kPieceKeys);
   }
   template <int kQueries>
   __device__ static QueryTile at(const AttentionGradient& p, const Piece& piece, const Cursor& cursor) {
@@ -119,7 +118,7 @@ struct GradientMemory {
   /// Score gradients, keys by queries, 64 queries at a time. A warpgroup writes boxes of its 64 keys.
   __device__ std::uint32_t scores(int turn) const { return query(kStages) + turn * Tiles::kScoreBytes; }
   __device__ std::uint32_t box(int turn, int half, int i) const {
-    return scores(turn) + (2 * i + half) * kBox;
+    return scores(turn) + (2 * i + half) * kBoxBytes;
   }
   /// Query gradients on their way: of each warpgroup its registers, or in the end a box.
   __device__ std::uint32_t sums(int place, int half) const {

@@ -253,7 +253,7 @@ __device__ inline float4 load_floats(std::uint32_t from) {
   return four;
 }
 
-/// Waits until a counter in global memory, to which others add(), has come to `value`; what they and their
+/// Waits until a counter in global memory, which others count_on(), has come to `value`; what they and their
 /// copies wrote before is then visible, to copies of this thread as well.
 __device__ inline void wait_for_count(const unsigned* counter, unsigned value) {
   unsigned now;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../../runtime/cuda/cuda_check.h"
+#include "hopper_gpu.h"
 #include "matmul_kernel.cuh"
 #include "tensor_maps.h"
 
@@ -38,12 +39,8 @@ void launch(cudaStream_t stream, const Product& product, int clusters) {
 }  // namespace
 
 Products::Products() {
-  int device = 0, major = 0, minor = 0, multiprocessors = 0;
-  OCTET_CUDA(cudaGetDevice(&device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  OCTET_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  if (major != 9 || minor != 0) return;
+  const int multiprocessors = hopper_multiprocessors();
+  if (multiprocessors == 0) return;
   const auto kernel = product_kernel<false, false, Ending::kBfloat16>;
   OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   cudaLaunchAttribute cluster{};
@@ -56,11 +53,7 @@ Products::Products() {
   config.attrs = &cluster;
   config.numAttrs = 1;
   OCTET_CUDA(cudaOccupancyMaxActiveClusters(&clusters_, kernel, &config));
-  unsigned* counter = nullptr;
-  OCTET_CUDA(cudaMalloc(&counter, sizeof *counter));
-  taken_.reset(counter);
-  OCTET_CUDA(cudaMemset(counter, 0, sizeof *counter));
-  OCTET_CUDA(cudaDeviceSynchronize());  // streams of products do not wait for the default one
+  taken_ = make_work_counter();
 }
 
 bool Products::takes(const Matmul& args) const {

@@ -2,8 +2,7 @@
 
 #include <cuda_runtime.h>
 
-#include <memory>
-
+#include "hopper_gpu.h"
 #include "octet/ops/ops.h"
 
 namespace octet::hopper {
@@ -26,12 +25,9 @@ class Products {
   void run(cudaStream_t stream, const Matmul& args, float* column_sums = nullptr);
 
  private:
-  struct Free {
-    void operator()(unsigned* counter) const { cudaFree(counter); }
-  };
-  int clusters_ = 0;                       ///< of two blocks, that run at once
-  std::unique_ptr<unsigned, Free> taken_;  ///< in device memory: tiles that kernels took so far
-  unsigned taken_before_ = 0;              ///< by all kernels that were launched
+  int clusters_ = 0;           ///< of two blocks, that run at once
+  WorkCounter taken_;          ///< tiles
+  unsigned taken_before_ = 0;  ///< by all kernels that were launched
 };
 
 }  // namespace octet::hopper

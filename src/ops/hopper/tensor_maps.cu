@@ -45,11 +45,6 @@ template CUtensorMap tensor_map<2>(void*, DType, const std::array<cuuint64_t, 2>
 template CUtensorMap tensor_map<3>(void*, DType, const std::array<cuuint64_t, 3>&,
                                    const std::array<cuuint64_t, 2>&, const std::array<cuuint32_t, 3>&);
 
-bool copyable(const SampleRows& rows, std::int64_t batch) {
-  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.row_stride % 8 == 0 &&
-         (batch == 1 || rows.sample_stride % 8 == 0);
-}
-
 CUtensorMap sample_map(const SampleRows& rows, std::int64_t batch, std::int64_t rows_per_sample,
                        std::int64_t cols, int box_rows) {
   const std::int64_t sample_stride = batch > 1 ? rows.sample_stride : rows_per_sample * rows.row_stride;

@@ -22,10 +22,8 @@ extern template CUtensorMap tensor_map<2>(void*, DType, const std::array<cuuint6
 extern template CUtensorMap tensor_map<3>(void*, DType, const std::array<cuuint64_t, 3>&,
                                           const std::array<cuuint64_t, 2>&, const std::array<cuuint32_t, 3>&);
 
-/// Whether boxes of these bfloat16 rows can be copied: they begin at multiples of 16 bytes.
-bool copyable(const SampleRows& rows, std::int64_t batch);
-/// Boxes of `box_rows` rows and 64 columns of one sample's bfloat16 rows [rows_per_sample, cols]; the indices
-/// are column, row and sample.
+/// Boxes of `box_rows` rows and 64 columns of one sample's bfloat16 rows [rows_per_sample, cols], which
+/// begin at multiples of 16 bytes; the indices are column, row and sample.
 CUtensorMap sample_map(const SampleRows& rows, std::int64_t batch, std::int64_t rows_per_sample,
                        std::int64_t cols, int box_rows);
 

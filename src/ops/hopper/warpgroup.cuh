@@ -7,7 +7,9 @@
 /// What kernels of warpgroups share.
 namespace octet::hopper {
 
-constexpr int kGroup = 128;  ///< threads of a warpgroup
+constexpr int kGroup = 128;          ///< threads of a warpgroup
+constexpr int kBoxBytes = 64 * 128;  ///< 64 rows of 64 bfloat16, in the swizzle of 128 bytes
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
 /// A place of a ring, as those see it who use all places in order: which, and the parity of its present use.
 template <int kPlaces>
