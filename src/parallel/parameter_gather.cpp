@@ -120,6 +120,7 @@ void ParameterStore::collect_codes(Stream& gather, int bucket) {
   const auto [begin, end] = owned_range(bucket);
   const Tensor codes = own.codes.range(begin, end - begin);
   const std::size_t count = own.matrices.size(), before = static_cast<std::size_t>(bucket - 1) * count;
+  OCTET_ASSERT(scaled_for_.empty() || scaled_for_.size() == (layout_.buckets().size() - 2) * count);
   for (std::size_t i = 0; i < count; ++i) {
     const auto number = static_cast<std::int64_t>(i);
     const auto [first, size] = own_run(bucket, i);

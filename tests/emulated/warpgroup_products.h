@@ -3,6 +3,7 @@
 #pragma once
 
 #include <limits>
+#include <set>
 
 #include "hopper_units.h"
 
@@ -25,19 +26,30 @@ inline float upper_half(std::uint32_t half) {
   return value;
 }
 
+/// The 128 bytes of shared memory, by their number, to which threads of the block stored without a fence.
+inline std::set<std::uint32_t> unfenced_rows() {
+  std::set<std::uint32_t> rows;
+  for (const auto& [thread, units] : units_of(this_block()).threads) {
+    for (const std::uint32_t address : units.unfenced) rows.insert(address / 128);
+  }
+  return rows;
+}
+
 /// The operand that a descriptor tells of, as [16][rows].
 inline void read_operand(std::uint64_t descriptor, bool turned, int rows, float* to) {
   const auto field = [&](int at) { return static_cast<std::uint32_t>(descriptor >> at & 0x3fff) << 4; };
   const std::uint32_t begin = field(0), across = field(16), eight = field(32);
   if (descriptor >> 62 != 1) stop("an operand in another swizzle");
   const std::byte* const shared = shared_of(this_block());
+  const std::set<std::uint32_t> unfenced = unfenced_rows();
   for (int k = 0; k < 16; ++k) {
     for (int row = 0; row < rows; ++row) {
       const auto r = static_cast<std::uint32_t>(row), j = static_cast<std::uint32_t>(k);
       const std::uint32_t offset = turned ? r / 64 * across + j / 8 * eight + j % 8 * 128 + r % 64 * 2
                                           : r / 8 * eight + r % 8 * 128 + j * 2;
-      const std::uint32_t at = swizzled(begin + offset) - kSharedBegin;
+      const std::uint32_t address = swizzled(begin + offset), at = address - kSharedBegin;
       if (at + 2 > shared_bytes()) stop("an operand beyond shared memory");
+      if (unfenced.count(address / 128) > 0) stop("a product of stores that were not fenced");
       std::uint16_t half;
       std::memcpy(&half, shared + at, sizeof half);
       to[k * rows + row] = upper_half(half);

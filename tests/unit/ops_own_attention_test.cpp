@@ -1,4 +1,5 @@
 // hopper::AttentionForward and AttentionGradients, the own kernels for attention on Hopper.
+#include "../../src/ops/attention_heads.h"
 #include "../../src/ops/hopper/attention_gradient_scratch.h"
 #include "ops_attention_fixture.h"
 
@@ -78,6 +79,20 @@ TEST(OwnAttentionScratch, ShapesOfNoMoreKeysTakeNoMoreThanTheMost) {
       }
     }
   }
+}
+
+TEST(OwnAttentionHeads, QueryHeadsShareTheirKeyHeadsEvenlyOrNot) {
+  const auto expect = [](const HeadLayout& layout, int first, int count, int group) {
+    const KeyHeads heads = key_heads_of(layout);
+    EXPECT_EQ(heads.first, first);
+    EXPECT_EQ(heads.count, count);
+    EXPECT_EQ(heads.group, group);
+  };
+  expect({6, 3, 64, 2, 0}, 0, 3, 2);
+  expect({2, 2, 64, 2, 2}, 1, 1, 2);  // the first key head is other ranks'
+  expect({3, 1, 64, 4, 1}, 0, 1, 3);  // the first of four query heads is another rank's
+  expect({3, 2, 64, 2, 1}, 0, 2, 0);
+  expect({4, 2, 64, 3, 2}, 0, 2, 0);  // one and three, which two each would hide
 }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, OwnAttentionTest, testing::Values(OpsCase{DeviceKind::kCuda, DType::kBF16}),

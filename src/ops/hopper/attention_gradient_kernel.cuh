@@ -15,6 +15,11 @@
 /// bits. Pieces begin with the queries of their own keys: then that order is the one in which they get there,
 /// and none waits for long. The first part is stored and the last one, of the first keys, becomes the result,
 /// so that tiles need neither zeros nor a pass of their own, and few of them are in use at once.
+///
+/// Pieces wait for pieces of lower numbers alone: for those of later keys of the same key head, and for the
+/// key head that had the memory of their tiles before. Blocks take numbers in rising order and work on them
+/// one after the other, so that of all unfinished pieces that are taken the lowest waits for none, however
+/// few blocks run at once.
 namespace octet::hopper {
 
 /// One thread: what the computing warpgroups read.

@@ -21,9 +21,13 @@ struct GradientTiles {
   static constexpr int kStageBytes = 2 * kQueryBytes;
   static constexpr int kScoreBytes = kPieceKeys * kQueries * 2;
   static constexpr int kSums = kQueries * kHead;  ///< of a tile of query gradients
-  /// Shared memory of a GPU begins at a multiple of 1024; elsewhere there are 256 bytes to spare.
+  static constexpr int kBarriers = 2 * (kKeyStages + kStages + kSumPlaces);
+  /// With 256 bytes to align to the 1024 of a swizzle: on GPUs, where a kernel without static shared memory
+  /// has its dynamic memory at a multiple of 1024 already, none are needed, and there is no room for more.
   static constexpr int kSharedBytes = 256 + kKeyStages * 2 * kKeyBytes + kStages * (kStageBytes + kRowBytes) +
-                                      2 * kScoreBytes + kSumPlaces * kSums * 4 + 176;
+                                      2 * kScoreBytes + kSumPlaces * kSums * 4 + Tickets::kBytes +
+                                      8 * kBarriers;
+  static_assert(kSharedBytes <= 227 * 1024, "what a block may have");
 };
 
 struct AttentionGradient {
