@@ -90,14 +90,15 @@ TEST(FusedProducts, CudaDiffersFromSeparatePassesByRoundingInBf16) {
   compare(llama("cuda", "bf16"), 2e-3, 2e-2);
 }
 
-TEST(FusedProducts, CudaOwnProductsOfGpt2FollowTheCpu) {
+TEST(FusedProducts, CudaOwnProductsAndAttentionOfGpt2FollowTheCpu) {
   if (gpu_missing()) GTEST_SKIP() << "no CUDA device";
   Deck deck = gpt2("cpu", "fp32");
-  deck.model.layers = 2;
+  deck.model.layers = deck.model.heads = deck.model.kv_heads = 2;
+  deck.model.head_size = 64;
   const Outcome expected = train(deck, 1);
   deck.run.device = "cuda";
   deck.precision.compute = "bf16";
-  deck.run.matmul = "own";
+  deck.run.matmul = deck.run.attention = "own";
   expect_alike(train(deck, 1), expected, 2e-3, 5e-2);
 }
 
