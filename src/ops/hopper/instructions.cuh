@@ -227,15 +227,23 @@ __device__ inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)
                : "r"(row)
                : "memory");
 }
-/// Adds to d[0] and d[1] the sum over row lane / 4 of a, 16 x 16 bfloat16, to d[2] and d[3] that over row
-/// lane / 4 + 8: a product with ones. A lane holds of a[2·c + h] columns 8·c + 2·(lane % 4) and the next of
-/// row 8·h + lane / 4.
-__device__ inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %8}, "
+/// d += a [16, 16] · b [16, 8] by a warp, bfloat16 with float32 sums. A lane holds in d[2·h + i] row 8·h +
+/// lane / 4 and column 2·(lane % 4) + i; in a[2·c + h] columns 8·c + 2·(lane % 4) and the next of row 8·h +
+/// lane / 4; in b0 rows 2·(lane % 4) and the next of column lane / 4, and in b1 those 8 rows below.
+__device__ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(0x3f803f80u));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+/// Adds to d[0] and d[1] the sum over row lane / 4 of a, to d[2] and d[3] that over row lane / 4 + 8.
+__device__ inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
+  constexpr std::uint32_t kOnes = 0x3f803f80;
+  warp_product(d, a, kOnes, kOnes);
+}
+
 __device__ inline void store_floats(std::uint32_t to, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
 }
@@ -266,18 +274,6 @@ __device__ inline void wait_for_count(const unsigned* counter, unsigned value) {
 __device__ inline void count_on(unsigned* counter) {
   asm volatile("fence.proxy.async.global;\n red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter)
                : "memory");
-}
-
-/// d += a [16, 16] · b [16, 8] by a warp. A thread holds rows lane / 4 and 8 more of d, columns 2·(lane % 4)
-/// and the next; a's words are those rows from there on, then the same 8 columns on; b's are those columns'
-/// rows as k, of column lane / 4.
-__device__ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                    std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// Describes an operand of warpgroup_product in shared memory, in the swizzle of 128 bytes. As it lies in

@@ -142,18 +142,6 @@ inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)[4]) {
     memcpy(&parts[i], pair, sizeof pair);
   }
 }
-inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
-  const auto* const shown = static_cast<const std::byte*>(emulation::exchange(a, sizeof a, 0));
-  const int row = emulation::here.lane / 4;
-  for (int i = 0; i < 4; ++i) {
-    for (int col = 0; col < 16; ++col) {
-      const std::byte* const lane = shown + emulation::kShownBytes * (4 * row + col % 8 / 2);
-      __nv_bfloat16 term;
-      memcpy(&term, lane + 4 * (i / 2 + col / 8 * 2) + col % 2 * 2, sizeof term);
-      d[i] += __bfloat162float(term);
-    }
-  }
-}
 inline void store_floats(std::uint32_t to, float a, float b) {
   const float both[2] = {a, b};
   store_shared(to, both, sizeof both);
@@ -199,6 +187,10 @@ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32
               element(4 * (2 * t + i % 2) + pair, 4 + k / 8, k % 2);
     }
   }
+}
+
+inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
+  warp_product(d, a, 0x3f803f80, 0x3f803f80);
 }
 
 inline std::uint64_t operand_at(std::uint32_t address) {
