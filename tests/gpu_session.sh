@@ -81,7 +81,7 @@ run_curves() {
 }
 
 # The newest tests, which run first; on two GPUs of their own, stage messages and collectives beside products too.
-new_unit='*Cuda*Float8*:*Cuda*OwnProducts*:*Cuda*OutputCodes*:*Cuda*Epilogue*:*Cuda*CrossEntropy*'
+new_unit='*Cuda*OwnAttention*:*Cuda*Float8*:*Cuda*OwnProducts*:*Cuda*OutputCodes*:*Cuda*Epilogue*:*Cuda*CrossEntropy*'
 new_mpi='Fp8Gather.Cuda*:FusedProducts.Cuda*:Fp8.Cuda*:Overlap.Cuda*:CommunicatorTest.Cuda*:*CudaFewThreadBlocks*'
 old_unit="*Cuda*-$new_unit" old_mpi="*Cuda*-$new_mpi"
 if [ "$device" = cpu ]; then
