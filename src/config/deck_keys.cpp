@@ -174,7 +174,8 @@ std::vector<DeckKey> run_keys() {
       flag(OCTET_KEY(run.share_gpus), "several ranks on one GPU: slow, for tests"),
       choice(OCTET_KEY(run.pin), {"auto", "none"},
              "auto: a rank that no launcher bound runs on the cores near its GPU, or on its share of them"),
-      flag(OCTET_KEY(run.deterministic), "bitwise equal runs on GPUs too; where cuDNN computes attention, for more memory"),
+      flag(OCTET_KEY(run.deterministic),
+           "bitwise equal runs on GPUs too; where cuDNN computes attention, for more memory"),
       choice(
           OCTET_KEY(run.matmul), {"auto", "cublas", "own"},
           "GPU: matrix products on Hopper by own kernels where they are faster than cuBLAS (auto), never, or "
