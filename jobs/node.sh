@@ -254,10 +254,10 @@ run_kill() {
     "$(below "$(tail -n 1 "$folder.after" | cut -d ' ' -f 2)" "$(head -n 1 "$folder.after" | cut -d ' ' -f 2)" && echo ok || echo WRONG)"
 }
 
-best="parallel.overlap_optimizer=true+run.tune_matmul=true"
 row comm comm 90 run_comm
-for work in "llama-8b@$n" "llama-8b-fp8@$n" "llama-8b-two@$n+batch.micro=2" "llama-8b-two@$n+batch.micro=2+precision.fp8=delayed" \
-  "llama-8b-two@$n+batch.micro=2+precision.fp8=delayed+$best" "llama-8b-two@$n+batch.micro=2+$best" "llama-8b-zero2@$n"; do
+two="batch.micro=2+memory.logits_mib=4200" # all logits at once
+for work in "llama-8b-zero2@$n+$two" "llama-8b-fp8@$n+$two" "llama-8b-zero2@$n" "llama-8b-fp8@$n" "llama-8b@$n" \
+  "llama-8b-two@$n+$two" "llama-8b-two@$n+$two+precision.fp8=delayed+precision.fp8_gather=true"; do
   work_row 8b "$work$CHANGES" 80
 done
 for ((ranks = 1; ranks <= n; ranks *= 2)); do work_row scaling "llama-8b-two@$ranks$CHANGES" 60; done
