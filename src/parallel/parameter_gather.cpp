@@ -72,7 +72,7 @@ void ParameterStore::collect(Stream& gather, int bucket) {
   if (coded(bucket)) collect_codes(gather, bucket);
   const BucketState& own = state(bucket);
   Communicator& ranks = parameter_ranks(bucket);
-  const std::int64_t size = gathered_part(bucket), begin = slice(bucket) - size;
+  const std::int64_t size = own.parameters.size() / group_size(bucket), begin = slice(bucket) - size;
   Tensor part;
   if (own.resident) {
     part = own.resident.range(begin, size);
