@@ -203,9 +203,9 @@ TEST(OwnProductsTiling, EfficiencyIsThePartOfWholeRoundsOfTilesThatResultsFill) 
 }
 
 TEST(OwnProductsTiling, EveryWarpgroupOfATileHasARowOfSums) {
-  EXPECT_EQ(hopper::column_sum_rows(1), 4);
-  EXPECT_EQ(hopper::column_sum_rows(256), 4);
-  EXPECT_EQ(hopper::column_sum_rows(257), 8);
+  EXPECT_EQ(hopper::column_sum_rows(1), 2);
+  EXPECT_EQ(hopper::column_sum_rows(256), 2);
+  EXPECT_EQ(hopper::column_sum_rows(257), 4);
 }
 
 TEST(OwnProductsTiling, ThreeFormsAreTakenInWhatTheCopyEngineMoves) {

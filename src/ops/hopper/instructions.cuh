@@ -108,6 +108,15 @@ __device__ inline int load_word(std::uint32_t from) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
   return value;
 }
+/// From an address that is a multiple of 16.
+__device__ inline uint4 load_words(std::uint32_t from) {
+  uint4 four;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "r"(from)
+               : "memory");
+  return four;
+}
 
 /// Waits for the phase of this parity to end, asleep for milliseconds if need be: who asks again and again
 /// takes turns from warps that compute.
@@ -159,6 +168,12 @@ __device__ inline void load_for_both(std::uint32_t to, const CUtensorMap& map, s
       "[%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
       "l"(&map), "r"(barrier), "h"(std::uint16_t{3}), "r"(x), "r"(y), "r"(z)
       : "memory");
+}
+
+/// Brings the map's box at (x, y) to the L2 cache.
+__device__ inline void prefetch(const CUtensorMap& map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y)
+               : "memory");
 }
 
 /// Makes this thread's stores to shared memory visible to the copies that follow a barrier.
@@ -219,14 +234,6 @@ __device__ inline void store_matrices(std::uint32_t row, const std::uint32_t (&p
                "r"(parts[1]), "r"(parts[2]), "r"(parts[3])
                : "memory");
 }
-/// Four matrices of 8 x 8 bfloat16, transposed: lane i gives the address of row i % 8 of matrix i / 8, and
-/// gets of each the elements in rows 2·(lane % 4) and the next of column lane / 4.
-__device__ inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
-               : "r"(row)
-               : "memory");
-}
 /// d += a [16, 16] · b [16, 8] by a warp, bfloat16 with float32 sums. A lane holds in d[2·h + i] row 8·h +
 /// lane / 4 and column 2·(lane % 4) + i; in a[2·c + h] columns 8·c + 2·(lane % 4) and the next of row 8·h +
 /// lane / 4; in b0 rows 2·(lane % 4) and the next of column lane / 4, and in b1 those 8 rows below.
@@ -236,12 +243,6 @@ __device__ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], 
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Adds to d[0] and d[1] the sum over row lane / 4 of a, to d[2] and d[3] that over row lane / 4 + 8.
-__device__ inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
-  constexpr std::uint32_t kOnes = 0x3f803f80;
-  warp_product(d, a, kOnes, kOnes);
 }
 
 __device__ inline void store_floats(std::uint32_t to, float a, float b) {
@@ -259,6 +260,20 @@ __device__ inline float4 load_floats(std::uint32_t from) {
                : "r"(from)
                : "memory");
   return four;
+}
+
+/// 16 bytes of global memory in one access, which the compiler may otherwise split.
+__device__ inline uint4 load_global(const void* from) {
+  uint4 four;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "l"(__cvta_generic_to_global(from)));
+  return four;
+}
+__device__ inline void store_global(void* to, const uint4& four) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(four.x),
+               "r"(four.y), "r"(four.z), "r"(four.w)
+               : "memory");
 }
 
 /// Waits until a counter in global memory, which others count_on(), has come to `value`; what they and their

@@ -30,9 +30,10 @@ CUtensorMap result_map(const Tensor& tensor) {
 template <bool kTurnA, bool kTurnB, Ending kEnding>
 void launch(cudaStream_t stream, const Product& product, int clusters) {
   const auto kernel = product_kernel<kTurnA, kTurnB, kEnding>;
-  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  using Mine = Resources<kEnding>;
+  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Mine::kSharedBytes));
   const int grid = 2 * std::min(clusters, product.row_tiles * product.col_tiles);
-  kernel<<<static_cast<unsigned>(grid), kThreads, kSharedBytes, stream>>>(product);
+  kernel<<<static_cast<unsigned>(grid), kThreads, Mine::kSharedBytes, stream>>>(product);
   OCTET_CUDA_LAUNCH("product_kernel");
 }
 
@@ -42,14 +43,15 @@ Products::Products() {
   const int multiprocessors = hopper_multiprocessors();
   if (multiprocessors == 0) return;
   const auto kernel = product_kernel<false, false, Ending::kBfloat16>;
-  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  using Plain = Resources<Ending::kBfloat16>;
+  OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Plain::kSharedBytes));
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {2, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(multiprocessors / 2 * 2));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = Plain::kSharedBytes;
   config.attrs = &cluster;
   config.numAttrs = 1;
   OCTET_CUDA(cudaOccupancyMaxActiveClusters(&clusters_, kernel, &config));
@@ -70,9 +72,10 @@ void Products::run(cudaStream_t stream, const Matmul& args, float* column_sums) 
   product.a = operand_map(args.a, args.transpose_a);
   product.b = operand_map(args.b, !args.transpose_b);
   product.y = result_map(args.y);
-  product.inner = args.inner ? result_map(args.inner) : product.y;
   product.bias = static_cast<const __nv_bfloat16*>(args.bias.data);
-  product.values = static_cast<const __nv_bfloat16*>(args.inner.data);
+  product.inner = args.inner ? result_map(args.inner) : product.y;
+  product.y_elements = static_cast<__nv_bfloat16*>(args.y.data);
+  product.inner_elements = static_cast<__nv_bfloat16*>(args.inner.data);
   product.sums = column_sums;
   product.rows = static_cast<int>(args.y.rows);
   product.cols = static_cast<int>(args.y.cols);

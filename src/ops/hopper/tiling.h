@@ -24,9 +24,9 @@ inline std::int64_t col_tiles(const Matmul& args) {
   return (args.y.cols + tile_cols(args) - 1) / tile_cols(args);
 }
 
-/// Rows of partial sums over the rows of y: one for the 64 rows of each warpgroup.
+/// Rows of partial sums over the rows of y: one for each block's tile.
 inline std::int64_t column_sum_rows(std::int64_t rows) {
-  return row_tiles(rows) * (2 * kRows / 64);
+  return row_tiles(rows) * 2;
 }
 
 /// Of the time that a GPU on which so many clusters run at once takes for this product, the part that is
@@ -56,7 +56,7 @@ inline bool takes(const Matmul& args) {
     return false;
   if (args.inner && !copyable(args.inner)) return false;
   if (args.bias &&
-      (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 4 != 0))
+      (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 16 != 0))
     return false;
   if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias;
   if (args.y.dtype != DType::kBF16 || args.accumulate) return false;

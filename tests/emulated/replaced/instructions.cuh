@@ -71,6 +71,12 @@ inline int load_word(std::uint32_t from) {
   memcpy(&value, emulation::shared_at(emulation::this_block(), from, sizeof value), sizeof value);
   return value;
 }
+inline uint4 load_words(std::uint32_t from) {
+  uint4 four;
+  if (from % 16 != 0) emulation::stop("four words at an address that is not a multiple of 16");
+  memcpy(&four, emulation::shared_at(emulation::this_block(), from, sizeof four), sizeof four);
+  return four;
+}
 inline void wait(std::uint32_t barrier, int parity) {
   const emulation::TransactionBarrier& arrival = emulation::barrier_at(emulation::this_block(), barrier);
   while (static_cast<int>(arrival.phases % 2) == parity) {
@@ -91,6 +97,7 @@ inline void load_for_both(std::uint32_t to, const CUtensorMap& map, std::uint32_
   }
 }
 
+inline void prefetch(const CUtensorMap&, int, int) {}
 inline void stores_before_copies() {
   emulation::this_thread().unfenced.clear();
 }
@@ -128,20 +135,6 @@ inline void store_matrices(std::uint32_t row, const std::uint32_t (&parts)[4]) {
     store_shared(at + lane % 4 * 4, &parts[i], sizeof parts[i]);
   }
 }
-inline void load_transposed(std::uint32_t row, std::uint32_t (&parts)[4]) {
-  const auto* const rows = static_cast<const std::byte*>(emulation::exchange(&row, sizeof row, 0));
-  const int lane = emulation::here.lane;
-  for (int i = 0; i < 4; ++i) {
-    std::uint16_t pair[2];
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t at;
-      memcpy(&at, rows + emulation::kShownBytes * (8 * i + lane % 4 * 2 + half), sizeof at);
-      if (at % 16 != 0) emulation::stop("a row of a matrix at an address that is not a multiple of 16");
-      memcpy(&pair[half], emulation::shared_at(emulation::this_block(), at + lane / 4 * 2, 2), 2);
-    }
-    memcpy(&parts[i], pair, sizeof pair);
-  }
-}
 inline void store_floats(std::uint32_t to, float a, float b) {
   const float both[2] = {a, b};
   store_shared(to, both, sizeof both);
@@ -159,6 +152,18 @@ inline float4 load_floats(std::uint32_t from) {
   return four;
 }
 
+inline uint4 load_global(const void* from) {
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
+    emulation::stop("16 bytes at an address that is not a multiple of them");
+  uint4 four;
+  memcpy(&four, from, sizeof four);
+  return four;
+}
+inline void store_global(void* to, const uint4& four) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    emulation::stop("16 bytes at an address that is not a multiple of them");
+  memcpy(to, &four, sizeof four);
+}
 inline void wait_for_count(const unsigned* counter, unsigned value) {
   while (static_cast<int>(*counter - value) < 0) {
     emulation::wait_for_change(emulation::counts(), emulation::counts());
@@ -187,10 +192,6 @@ inline void warp_product(float (&d)[4], const std::uint32_t (&a)[4], std::uint32
               element(4 * (2 * t + i % 2) + pair, 4 + k / 8, k % 2);
     }
   }
-}
-
-inline void add_row_sums(float (&d)[4], const std::uint32_t (&a)[4]) {
-  warp_product(d, a, 0x3f803f80, 0x3f803f80);
 }
 
 inline std::uint64_t operand_at(std::uint32_t address) {
