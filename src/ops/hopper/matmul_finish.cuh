@@ -248,12 +248,14 @@ class Finish {
   static constexpr bool kSwigluBackward = kEnding == Ending::kSwigluGradient;
   static constexpr bool kSwiglu = kEnding == Ending::kSwiglu, kSums = kEnding == Ending::kGeluGradientSums;
   static constexpr int kReads = kSwigluBackward ? 2 : 1;  // of inner, an element of y, where it is read
-  static constexpr int kBatchRows = kSwigluBackward ? 2 : 4, kBatches = kRows / kBatchRows;
+  static constexpr int kBatchRows = 4, kBatches = kRows / kBatchRows;
   static constexpr int kRounds = (kBatches + kFinishingWarps - 1) / kFinishingWarps;
   static constexpr int kLaneRows = kSwiglu ? 2 : 1;       // from one row of a lane to the next
   static constexpr int kAtOnce = kBatchRows / kLaneRows;  // a lane's rows in a batch
-  // Batches of inner at work and on their way: behind whole stages of operands, loads take 2000 cycles.
-  static constexpr int kRing = is_gradient(kEnding) ? 4 : 1;
+  // Rows whose instructions run interleaved, and batches of inner at work and on their way, as far as
+  // registers go.
+  static constexpr int kTogether = kSwigluBackward ? 2 : kAtOnce;
+  static constexpr int kRing = kSwigluBackward ? 2 : is_gradient(kEnding) ? 4 : 1;
   using Batch = Eight[kAtOnce][kReads];
 
   __device__ int place() const { return kSwiglu ? lane_ % 16 : lane_; }
@@ -332,53 +334,56 @@ class Finish {
       take(1);
     }
     const std::uint32_t first_s = handover_.eight_at(half_, row_of(round, 0) % (kRows / 2), place());
-    Eight s[kAtOnce], first[kAtOnce], second[kAtOnce], y[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const std::uint32_t from = Handover::below(first_s, i * kLaneRows);
-      s[i] = Eight::of(load_words(from));
-      if constexpr (kSwiglu) second[i] = Eight::of(load_words(from + 2 * kBoxBytes));
-    }
+    for (int begin = 0; begin < kAtOnce; begin += kTogether) {
+      Eight s[kTogether], first[kTogether], second[kTogether], y[kTogether];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const Eight(&value)[kReads] = batch[i];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 two = unpacked(s[i].words[w]);
-        if constexpr (kEnding == Ending::kGelu) {
-          y[i].words[w] = packed(gelu(two.x), gelu(two.y));
-        } else if constexpr (kGeluBackward) {
-          const float2 v = unpacked(value[0].words[w]);
-          y[i].words[w] = packed(two.x * gelu_derivative(v.x), two.y * gelu_derivative(v.y));
-        } else if constexpr (kSwiglu) {
-          const float2 up = unpacked(second[i].words[w]);
-          y[i].words[w] = packed(two.x * logistic(two.x) * up.x, two.y * logistic(two.y) * up.y);
-        } else {
-          const float2 gate = unpacked(value[0].words[w]), up = unpacked(value[kReads - 1].words[w]);
-          const SwigluGradients a = swiglu_gradients(gate.x, up.x, two.x);
-          const SwigluGradients b = swiglu_gradients(gate.y, up.y, two.y);
-          first[i].words[w] = packed(a.dgate, b.dgate);
-          second[i].words[w] = packed(a.dup, b.dup);
-          y[i].words[w] = packed(a.y, b.y);
-        }
+      for (int i = 0; i < kTogether; ++i) {
+        const std::uint32_t from = Handover::below(first_s, (begin + i) * kLaneRows);
+        s[i] = Eight::of(load_words(from));
+        if constexpr (kSwiglu) second[i] = Eight::of(load_words(from + 2 * kBoxBytes));
       }
-    }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int row = row_of(round, i);
-      if (row >= rows_inside_) continue;
-      if constexpr (kSwigluBackward) {
-        __nv_bfloat16* const inner = down(inner_, row, inner_cols());
-        first[i].store(inner);
-        second[i].store(inner + product_.cols);
-      }
-      y[i].store(down(y_, row, product_.cols));
-      if constexpr (kSums) {
+      for (int i = 0; i < kTogether; ++i) {
+        const Eight(&value)[kReads] = batch[begin + i];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          const float2 rounded = unpacked(y[i].words[w]);
-          sums[2 * w] += rounded.x;
-          sums[2 * w + 1] += rounded.y;
+          const float2 two = unpacked(s[i].words[w]);
+          if constexpr (kEnding == Ending::kGelu) {
+            y[i].words[w] = packed(gelu(two.x), gelu(two.y));
+          } else if constexpr (kGeluBackward) {
+            const float2 v = unpacked(value[0].words[w]);
+            y[i].words[w] = packed(two.x * gelu_derivative(v.x), two.y * gelu_derivative(v.y));
+          } else if constexpr (kSwiglu) {
+            const float2 up = unpacked(second[i].words[w]);
+            y[i].words[w] = packed(two.x * logistic(two.x) * up.x, two.y * logistic(two.y) * up.y);
+          } else {
+            const float2 gate = unpacked(value[0].words[w]), up = unpacked(value[kReads - 1].words[w]);
+            const SwigluGradients a = swiglu_gradients(gate.x, up.x, two.x);
+            const SwigluGradients b = swiglu_gradients(gate.y, up.y, two.y);
+            first[i].words[w] = packed(a.dgate, b.dgate);
+            second[i].words[w] = packed(a.dup, b.dup);
+            y[i].words[w] = packed(a.y, b.y);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int row = row_of(round, begin + i);
+        if (row >= rows_inside_) continue;
+        if constexpr (kSwigluBackward) {
+          __nv_bfloat16* const inner = down(inner_, row, inner_cols());
+          first[i].store(inner);
+          second[i].store(inner + product_.cols);
+        }
+        y[i].store(down(y_, row, product_.cols));
+        if constexpr (kSums) {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            const float2 rounded = unpacked(y[i].words[w]);
+            sums[2 * w] += rounded.x;
+            sums[2 * w + 1] += rounded.y;
+          }
         }
       }
     }
