@@ -132,11 +132,17 @@ OCTET_HOST_DEVICE inline std::uint8_t to_second_code(float value, float scale, f
   return static_cast<std::uint8_t>(code);
 }
 
-/// The random numbers, 32 bits each, of the four elements from global element 4·quad on: the lower half is
-/// for the first moment, the upper for the second.
-OCTET_HOST_DEVICE inline PhiloxWords rounding_words(std::uint64_t key, std::int64_t quad,
+/// Random bits of the eight elements from global element 8·eight on, for rounding_word().
+OCTET_HOST_DEVICE inline PhiloxWords rounding_words(std::uint64_t key, std::int64_t eight,
                                                     std::int64_t updates) {
-  return philox(key, static_cast<std::uint64_t>(quad), static_cast<std::uint64_t>(updates));
+  return philox(key, static_cast<std::uint64_t>(eight), static_cast<std::uint64_t>(updates));
+}
+
+/// The random numbers of the n-th of eight elements, below 65536 each: the lower half is for the first
+/// moment, the upper one, its complement, for the second.
+OCTET_HOST_DEVICE inline std::uint32_t rounding_word(const PhiloxWords& words, int n) {
+  const std::uint32_t pair = words.word[n / 2], random = n % 2 == 0 ? pair & 0xffffu : pair >> 16;
+  return random | (random ^ 0xffffu) << 16;
 }
 
 }  // namespace octet::narrow

@@ -24,15 +24,15 @@ namespace {
 /// The random numbers of elements [at, at + size) of a run.
 void draw(const ParameterRun& run, std::int64_t at, std::int64_t size, std::int64_t updates,
           std::uint32_t* words) {
-  PhiloxWords four{};
-  std::int64_t quad = -1;
+  PhiloxWords drawn{};
+  std::int64_t eight = -1;
   for (std::int64_t i = 0; i < size; ++i) {
     const std::int64_t global = run.global(at + i);
-    if (global / 4 != quad) {
-      quad = global / 4;
-      four = narrow::rounding_words(run.key, quad, updates);
+    if (global / 8 != eight) {
+      eight = global / 8;
+      drawn = narrow::rounding_words(run.key, eight, updates);
     }
-    words[i] = four.word[global % 4];
+    words[i] = narrow::rounding_word(drawn, static_cast<int>(global % 8));
   }
 }
 

@@ -2,9 +2,23 @@
 
 namespace octet::cuda {
 
+/// A number that much is divided by: three products instead of a division each, with the bits of one wherever
+/// nothing is denormal (Markstein, IBM J. Res. Dev. 34, 1990).
+struct Divisor {
+  float value, inverse;
+
+  __device__ Divisor(float of) : value(of), inverse(1.0f / of) {}
+  __device__ float divide(float x) const {
+    const float quotient = __fmul_rn(x, inverse);
+    if (!(fabsf(quotient) < INFINITY)) return quotient;
+    return __fmaf_rn(__fmaf_rn(-value, quotient, x), inverse, quotient);
+  }
+};
+
 /// What AdamW goes by in a step.
 struct AdamwStep {
-  float gradient_scale, learning_rate, bias_correction1, bias_correction2;
+  float gradient_scale, learning_rate;
+  Divisor bias_correction1, bias_correction2;
   float beta1, beta2, epsilon, weight_decay;
 };
 
@@ -15,8 +29,8 @@ __device__ inline void update_element(const AdamwStep& s, float gradient, float&
   const float g = __fmul_rn(s.gradient_scale, gradient);
   first = __fmaf_rn(s.beta1, first, __fmul_rn(1.0f - s.beta1, g));
   second = __fmaf_rn(__fmul_rn(1.0f - s.beta2, g), g, __fmul_rn(s.beta2, second));
-  const float root = sqrtf(second / s.bias_correction2);
-  const float direction = first / s.bias_correction1 / (root + s.epsilon);
+  const float root = sqrtf(s.bias_correction2.divide(second));
+  const float direction = s.bias_correction1.divide(first) / (root + s.epsilon);
   master = __fmaf_rn(-s.learning_rate, __fmaf_rn(s.weight_decay, master, direction), master);
 }
 

@@ -6,7 +6,7 @@
 //   split            28                 20              16 + 1/16
 //
 // (float32 with float32 moments is in optimizer.cu.) A thread has eight elements and moves 16 bytes at a
-// time, 8 of codes; the 256 elements of a warp are one block of codes. Not measured yet.
+// time, 8 of codes; the 256 elements of a warp are one block of codes.
 #include <algorithm>
 #include <type_traits>
 
@@ -152,8 +152,8 @@ __device__ inline void store_moment(void* to, float* scales, std::int64_t blocks
   }
 }
 
-/// The random numbers of a thread's elements: two draws where they are two aligned fours of global elements,
-/// as in all matrices of a multiple of 8 columns.
+/// The random numbers of a thread's elements: one draw where they are eight aligned global elements, as in
+/// all matrices of a multiple of 8 columns.
 __device__ inline void draw(const ParameterRun& run, const Lane& lane, std::int64_t updates,
                             std::uint32_t (&words)[kPack]) {
   const bool contiguous = run.cols == run.stride;
@@ -163,21 +163,19 @@ __device__ inline void draw(const ParameterRun& run, const Lane& lane, std::int6
     col -= row * run.cols;
   }
   const std::int64_t global = run.origin + row * run.stride + col;
-  if (global % 4 == 0 && (contiguous || col + kPack <= run.cols)) {
+  if (global % kPack == 0 && (contiguous || col + kPack <= run.cols)) {
+    const PhiloxWords drawn = narrow::rounding_words(run.key, global / kPack, updates);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const PhiloxWords four = narrow::rounding_words(run.key, global / 4 + half, updates);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) words[half * 4 + n] = four.word[n];
-    }
+    for (int n = 0; n < kPack; ++n) words[n] = narrow::rounding_word(drawn, n);
     return;
   }
-#pragma unroll
+#pragma unroll 1
   for (int n = 0; n < kPack; ++n) {
     const std::int64_t element = run.origin + row * run.stride + col;
-    const PhiloxWords four = narrow::rounding_words(run.key, element / 4, updates);
-    const int at = static_cast<int>(element % 4);
-    words[n] = at == 0 ? four.word[0] : at == 1 ? four.word[1] : at == 2 ? four.word[2] : four.word[3];
+    const PhiloxWords drawn = narrow::rounding_words(run.key, element / kPack, updates);
+    const std::uint32_t word = narrow::rounding_word(drawn, static_cast<int>(element % kPack));
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) words[i] = i == n ? word : words[i];  // words stay in registers
     ++col;
     if (!contiguous && col == run.cols) {
       col = 0;
