@@ -229,6 +229,19 @@ class KernelMaker {
     add("adamw", (28 + width_) * count, [=, this] { ops_.adamw(stream_, args, state); },
         {args.master, args.first_moment, args.second_moment, args.parameter});
 
+    // Beside the reference, which has all of it in float32.
+    const bool narrow = compute_ == DType::kBF16;
+    Adamw small = args;
+    const Tensor parameter = random(1, n, 0.02);
+    small.master = narrow ? memory_.zeros(DType::kI16, 1, n) : parameter;
+    small.parameter = narrow ? parameter : Tensor{};
+    small.first_moment = random(1, n, 0.1);
+    small.second_moment = memory_.random(compute_, 1, n, 0.01, 0.1);
+    small.run.cols = small.run.stride = n;
+    add("adamw, 8 bytes of state", (narrow ? 20 : 28) * count,
+        [=, this] { ops_.adamw(stream_, small, state); },
+        {small.first_moment, small.second_moment, parameter});
+
     const Tensor from = random_floats(1.0), to = zeros(1, n);
     add("cast", (4 + width_) * count, [=, this] { ops_.cast(stream_, from, to); }, {to});
   }
