@@ -13,7 +13,7 @@
 namespace octet::cuda {
 namespace {
 
-constexpr int kBlockThreads = 128;  // forward at least, by taking several rows when one row is short
+constexpr int kForwardThreads = 256;  // of a block, unless a row has more; of several rows where it has less
 
 // Packs of a row that a thread holds at most.
 template <int N>
@@ -32,14 +32,37 @@ struct Forward {
   CodesOut codes;
 };
 
+// Number of a thread's first pack in its row; others follow every 32, so that a warp has K·32 adjacent packs.
+template <int K>
+__device__ int first_pack() {
+  return static_cast<int>(threadIdx.x / 32 * (K * 32) + threadIdx.x % 32);
+}
+
 // kCodes: of y, codes are written alone, and what is raised is their `seen`.
 template <typename T, int N, bool kLayer, bool kMeasure, bool kCodes>
 __global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<T> p) {
+  using Packed = Pack<T, N>;
   constexpr int K = kForwardPacks<N>;
+  alignas(16) __shared__ typename RowSums<1>::Storage sums_storage;
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (row >= p.rows) return;
-  const int packs = p.cols / N;
-  const std::int64_t base = row * p.cols;
+  const int first = first_pack<K>();
+  const std::int64_t at = row * p.cols + first * N;
+  const auto inside = [&](int k) { return row < p.rows && (first + 32 * k) * N < p.cols; };
+
+  // All loads at once: weights have no place in the L1 cache to wait in.
+  Packed x[K], delta[K], weight[K], bias[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!inside(k)) continue;
+    x[k] = Packed::load(p.residual + at + 32 * k * N);
+    if (p.delta != nullptr) delta[k] = Packed::load(p.delta + at + 32 * k * N);
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!inside(k)) continue;
+    weight[k] = Packed::load(p.weight + (first + 32 * k) * N);
+    if constexpr (kLayer) bias[k] = Packed::load(p.bias + (first + 32 * k) * N);
+  }
   const float known = kMeasure ? *p.largest : 0.0f;
   float found = 0.0f, inverse = 0.0f;
   if constexpr (kCodes) {
@@ -47,68 +70,60 @@ __global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<
     inverse = 1.0f / scale;
     if (row == 0 && threadIdx.x == 0) *p.codes.scale = scale;
   }
+  RowSums<1> over_row(sums_storage);
+  if (row >= p.rows) return;
 
-  Pack<T, N> x[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i < packs) x[k] = Pack<T, N>::load(p.residual + base + i * N);
-  }
   if (p.delta != nullptr) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i >= packs) continue;
-      const Pack<T, N> delta = Pack<T, N>::load(p.delta + base + i * N);
+      if (!inside(k)) continue;
+      Packed sum;
 #pragma unroll
-      for (int n = 0; n < N; ++n) x[k].set(n, x[k][n] + delta[n]);
-      x[k].store(p.sum + base + i * N);
+      for (int n = 0; n < N; ++n) sum.set(n, x[k][n] + delta[k][n]);
+      sum.store(p.sum + at + 32 * k * N);
+      x[k] = sum;
     }
   }
-
+  const float inverse_cols = 1.0f / p.cols;
   float mean = 0.0f;
   if constexpr (kLayer) {
     float sums[1] = {0.0f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (threadIdx.x + k * blockDim.x >= packs) continue;
+      if (!inside(k)) continue;
 #pragma unroll
       for (int n = 0; n < N; ++n) sums[0] += x[k][n];
     }
-    row_sums(sums);
-    mean = sums[0] / p.cols;
+    over_row.add_up(sums);
+    mean = sums[0] * inverse_cols;
   }
   float squares[1] = {0.0f};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (threadIdx.x + k * blockDim.x >= packs) continue;
+    if (!inside(k)) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) squares[0] += (x[k][n] - mean) * (x[k][n] - mean);
   }
-  row_sums(squares);
-  const float rstd = rsqrtf(squares[0] / p.cols + p.epsilon);
+  over_row.add_up(squares);
+  const float rstd = rsqrtf(squares[0] * inverse_cols + p.epsilon);
 
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i >= packs) continue;
-    const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
-    Pack<T, N> bias;
-    if constexpr (kLayer) bias = Pack<T, N>::load(p.bias + i * N);
-    Pack<T, N> y;
+    if (!inside(k)) continue;
+    Packed y;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const float scaled = (x[k][n] - mean) * rstd * weight[n];
+      const float scaled = (x[k][n] - mean) * rstd * weight[k][n];
       if constexpr (kLayer) {
-        y.set(n, scaled + bias[n]);
+        y.set(n, scaled + bias[k][n]);
       } else {
         y.set(n, scaled);
       }
     }
     if constexpr (kCodes) {
-      *reinterpret_cast<uint2*>(p.codes.codes + base + i * N) = codes_of<true>(y, inverse);
+      *reinterpret_cast<uint2*>(p.codes.codes + at + 32 * k * N) = codes_of<true>(y, inverse);
     } else {
-      y.store(p.y + base + i * N);
+      y.store(p.y + at + 32 * k * N);
     }
     if constexpr (kMeasure) found = largest_magnitude(found, y);
   }
@@ -127,8 +142,7 @@ struct Backward {
   T *dx, *y;
   float* largest;
   float* partials;  // [gridDim.x, cols] for the weight, as much for the bias, as much for the sums of dx
-  std::int64_t rows;
-  int cols;
+  int rows, cols;
 };
 
 // Whether a thread has its packs of the next row copied to shared memory while it works on one. Weights are
@@ -141,12 +155,6 @@ constexpr int kCopied = 3;  // operands: x, dy and dx
 // float32) leaves them to a pass of their own.
 template <typename T, int N, int K, bool kLayer>
 constexpr bool kCanSum = kLayer&& kAhead<T, N>&& K <= 3;
-
-// Number of a thread's first pack in its row; others follow every 32, so that a warp has K·32 adjacent packs.
-template <int K>
-__device__ int first_pack() {
-  return static_cast<int>(threadIdx.x / 32 * (K * 32) + threadIdx.x % 32);
-}
 
 // Adds up a block's columns over its rows of threads in a fixed order, and writes them out as one row. Shared
 // memory may have served for something else before.
@@ -184,16 +192,17 @@ __global__ void __launch_bounds__(kMostRowThreads, 1) backward_kernel(const Back
   extern __shared__ float shared[];
   alignas(16) __shared__ typename Sums::Storage sums_storage;
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int packs = p.cols / N, first = first_pack<K>();
-  const auto inside = [&](int k) { return first + 32 * k < packs; };
+  const int packs = p.cols / N, first = first_pack<K>(), left = packs - first;
+  const auto inside = [&](int k) { return 32 * k < left; };
 
   // A warp's places of x, dy and dx, each one thread's alone, after another's; behind them weight and bias.
   T* const places = reinterpret_cast<T*>(shared) + (thread / 32 * (kCopied * K * 32) + thread % 32) * N;
   const auto place = [&](int operand, int k) { return places + (operand * K + k) * 32 * N; };
 
-  std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  std::int64_t at = row * p.cols + first * N;
-  const std::int64_t rows_at_once = std::int64_t{gridDim.x} * blockDim.y, stride = rows_at_once * p.cols;
+  const int rows_at_once = gridDim.x * blockDim.y;
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  std::int64_t at = std::int64_t{row} * p.cols + first * N;
+  const std::int64_t stride = std::int64_t{rows_at_once} * p.cols;
   const auto fetch = [&](bool there, std::int64_t from) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -218,9 +227,6 @@ __global__ void __launch_bounds__(kMostRowThreads, 1) backward_kernel(const Back
       if constexpr (kLayer) Packed::load(p.bias + i * N).store(weights + p.cols + i * N);
     }
   }
-  for (unsigned i = thread; i < sizeof sums_storage / sizeof(float); i += threads)
-    reinterpret_cast<float*>(sums_storage)[i] = 0.0f;
-  __syncthreads();
   Sums over_row(sums_storage);
   const T* const own_weight = (kAhead<T, N> ? weights : p.weight) + first * N;
   const T* const own_bias = (kAhead<T, N> ? weights + p.cols : p.bias) + first * N;
@@ -314,7 +320,7 @@ dim3 row_of(std::int64_t cols, int pack, int packs_a_thread) {
 template <typename T, int N, bool kMeasure, bool kCodes>
 void launch_forward(cudaStream_t stream, const Forward<T>& p, NormKind kind) {
   dim3 block = row_of(p.cols, N, kForwardPacks<N>);
-  if (block.x == 32) block.y = kBlockThreads / 32;
+  block.y = std::max(1u, kForwardThreads / block.x);
   const unsigned grid = grid_size(divide_up(p.rows, block.y));
   if (kind == NormKind::kLayer) {
     forward_kernel<T, N, true, kMeasure, kCodes><<<grid, block, 0, stream>>>(p);
@@ -427,7 +433,7 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
     p.dx = static_cast<T*>(a.dx.data);
     p.y = static_cast<T*>(a.y.data);
     p.largest = static_cast<float*>(a.largest.data);
-    p.rows = a.x.rows;
+    p.rows = static_cast<int>(a.x.rows);
     p.cols = static_cast<int>(cols);
     const auto launch = [&](auto held, auto normed) {
       constexpr int K = decltype(held)::value;

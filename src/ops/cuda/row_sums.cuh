@@ -12,12 +12,18 @@ class RowSums {
   static constexpr int kMostWarps = kMostRowThreads / 32, kMostRows = kMostWarps / 2;
 
  public:
-  /// In shared memory, aligned to 16 bytes. Holds zeros, written before a barrier of the block.
+  /// In shared memory, aligned to 16 bytes.
   using Storage = float[2][kMostRows][kCount][kMostWarps];
 
+  /// A barrier of all threads of the block.
   __device__ explicit RowSums(Storage& storage)
       : now_(storage[0][blockDim.x == 32 ? 0 : threadIdx.y][0]),
-        next_(now_ + sizeof storage[0] / sizeof(float)) {}
+        next_(now_ + sizeof storage[0] / sizeof(float)) {
+    for (unsigned i = threadIdx.y * blockDim.x + threadIdx.x; i < sizeof storage / sizeof(float);
+         i += blockDim.x * blockDim.y)
+      storage[0][0][0][i] = 0.0f;
+    __syncthreads();
+  }
 
   /// The same values in all threads of the row.
   __device__ void add_up(float (&sums)[kCount]) {
