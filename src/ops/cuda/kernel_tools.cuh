@@ -125,7 +125,7 @@ __device__ inline T block_sum(T value) {
   return sum;
 }
 
-/// For one row, where kernels sum over it by row_sums().
+/// For one row, where kernels sum over it.
 constexpr int kMostRowThreads = 512;
 
 /// Sums over the threads of a row, the same values in all of them. A row is one warp's, other rows being

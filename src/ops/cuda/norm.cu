@@ -21,13 +21,16 @@ constexpr int kForwardPacks = N == 1   ? 16
                               : N == 4 ? 8
                                        : 4;
 
+// Threads that the registers of a multiprocessor are shared out to, three blocks' where they do for that.
+template <int N>
+constexpr int kForwardShares = N == 8 ? 3 * kForwardThreads : kMostRowThreads;
+
 template <typename T>
 struct Forward {
   const T *residual, *delta, *weight, *bias;
   T *sum, *y;
   float *rstd, *mean, *largest;
-  std::int64_t rows;
-  int cols;
+  int rows, cols;
   float epsilon;
   CodesOut codes;
 };
@@ -40,16 +43,16 @@ __device__ int first_pack() {
 
 // kCodes: of y, codes are written alone, and what is raised is their `seen`.
 template <typename T, int N, bool kLayer, bool kMeasure, bool kCodes>
-__global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<T> p) {
+__global__ void __launch_bounds__(kForwardShares<N>) forward_kernel(const Forward<T> p) {
   using Packed = Pack<T, N>;
   constexpr int K = kForwardPacks<N>;
   alignas(16) __shared__ typename RowSums<1>::Storage sums_storage;
-  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  const int first = first_pack<K>();
-  const std::int64_t at = row * p.cols + first * N;
-  const auto inside = [&](int k) { return row < p.rows && (first + 32 * k) * N < p.cols; };
+  const int row = blockIdx.x * blockDim.y + threadIdx.y;
+  const int first = first_pack<K>(), left = row < p.rows ? p.cols / N - first : 0;
+  const std::int64_t at = std::int64_t{row} * p.cols + first * N;
+  const auto inside = [&](int k) { return 32 * k < left; };
 
-  // All loads at once: weights have no place in the L1 cache to wait in.
+  // All loads at once: rows that pass through the L1 cache leave weights no place in it.
   Packed x[K], delta[K], weight[K], bias[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -146,7 +149,7 @@ struct Backward {
 };
 
 // Whether a thread has its packs of the next row copied to shared memory while it works on one. Weights are
-// there as well then: rows that pass through the L1 cache leave them no place in it.
+// there as well then, since every row takes them.
 template <typename T, int N>
 constexpr bool kAhead = std::is_same_v<T, bf16>&& N > 1;
 constexpr int kCopied = 3;  // operands: x, dy and dx
@@ -394,7 +397,7 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     p.mean = a.mean.as<float>();
     const Tensor& raised = a.codes ? a.codes.seen : a.largest;
     p.largest = static_cast<float*>(raised.data);
-    p.rows = a.residual.rows;
+    p.rows = static_cast<int>(a.residual.rows);
     p.cols = static_cast<int>(a.residual.cols);
     p.epsilon = a.epsilon;
     p.codes = CodesOut(a.codes);
