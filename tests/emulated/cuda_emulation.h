@@ -115,6 +115,9 @@ using std::min;
 inline void __syncthreads() {
   emulation::block_barrier();
 }
+inline void __barrier_sync_count(unsigned barrier, unsigned threads) {
+  emulation::named_barrier(static_cast<int>(barrier), static_cast<int>(threads));
+}
 inline void __syncwarp(unsigned = 0xffffffffu) {
   emulation::shuffle(0, 0);
 }

@@ -62,7 +62,16 @@ struct alignas(sizeof(T) * N) Pack {
     memcpy(&bits, this, sizeof bits);
     *reinterpret_cast<Bits*>(to) = bits;
   }
-  __device__ float operator[](int i) const { return to_float(value[i]); }
+  __device__ float operator[](int i) const {
+    if constexpr (std::is_same_v<T, bf16> && N > 1) {
+      // In one instruction: a bfloat16 is the upper half of a float.
+      unsigned pair;
+      memcpy(&pair, &value[i & ~1], sizeof pair);
+      return __int_as_float(static_cast<int>(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u));
+    } else {
+      return to_float(value[i]);
+    }
+  }
   __device__ void set(int i, float x) { value[i] = from_float<T>(x); }
 };
 
@@ -116,7 +125,7 @@ __device__ inline T block_sum(T value) {
   return sum;
 }
 
-/// For one row, where kernels sum over it by row_sums().
+/// For one row, where kernels sum over it.
 constexpr int kMostRowThreads = 512;
 
 /// Sums over the threads of a row, the same values in all of them. A row is one warp's, other rows being

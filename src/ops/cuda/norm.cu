@@ -2,17 +2,19 @@
 // Bytes moved (compute dtype of s bytes): forward 4·t·h·s with delta, else 2·t·h·s, with
 // codes s - 1 bytes an element less; backward 5·t·h·s with y (x, dy and dx in; dx and y out), else 4·t·h·s.
 // A row is read once and kept in registers; backward in bfloat16 the next row is on its way meanwhile.
+// Of an H200's copy rate, in bfloat16, 768 to 8192 wide: forward 92 to 96 %, backward 85 to 94 %.
 #include <algorithm>
 
 #include "async_copy.cuh"
 #include "drivers.h"
 #include "float8_codes.cuh"
 #include "kernel_tools.cuh"
+#include "row_sums.cuh"
 
 namespace octet::cuda {
 namespace {
 
-constexpr int kBlockThreads = 128;  // at least, by taking several rows when one row is short
+constexpr int kForwardThreads = 256;  // of a block, unless a row has more; of several rows where it has less
 
 // Packs of a row that a thread holds at most.
 template <int N>
@@ -20,25 +22,51 @@ constexpr int kForwardPacks = N == 1   ? 16
                               : N == 4 ? 8
                                        : 4;
 
+// Threads that the registers of a multiprocessor are shared out to, three blocks' where they do for that.
+template <int N>
+constexpr int kForwardShares = N == 8 ? 3 * kForwardThreads : kMostRowThreads;
+
 template <typename T>
 struct Forward {
   const T *residual, *delta, *weight, *bias;
   T *sum, *y;
   float *rstd, *mean, *largest;
-  std::int64_t rows;
-  int cols;
+  int rows, cols;
   float epsilon;
   CodesOut codes;
 };
 
+// Number of a thread's first pack in its row; others follow every 32, so that a warp has K·32 adjacent packs.
+template <int K>
+__device__ int first_pack() {
+  return static_cast<int>(threadIdx.x / 32 * (K * 32) + threadIdx.x % 32);
+}
+
 // kCodes: of y, codes are written alone, and what is raised is their `seen`.
 template <typename T, int N, bool kLayer, bool kMeasure, bool kCodes>
-__global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<T> p) {
+__global__ void __launch_bounds__(kForwardShares<N>) forward_kernel(const Forward<T> p) {
+  using Packed = Pack<T, N>;
   constexpr int K = kForwardPacks<N>;
-  const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (row >= p.rows) return;
-  const int packs = p.cols / N;
-  const std::int64_t base = row * p.cols;
+  alignas(16) __shared__ typename RowSums<1>::Storage sums_storage;
+  const int row = blockIdx.x * blockDim.y + threadIdx.y;
+  const int first = first_pack<K>(), left = row < p.rows ? p.cols / N - first : 0;
+  const std::int64_t at = std::int64_t{row} * p.cols + first * N;
+  const auto inside = [&](int k) { return 32 * k < left; };
+
+  // All loads at once: rows that pass through the L1 cache leave weights no place in it.
+  Packed x[K], delta[K], weight[K], bias[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!inside(k)) continue;
+    x[k] = Packed::load(p.residual + at + 32 * k * N);
+    if (p.delta != nullptr) delta[k] = Packed::load(p.delta + at + 32 * k * N);
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!inside(k)) continue;
+    weight[k] = Packed::load(p.weight + (first + 32 * k) * N);
+    if constexpr (kLayer) bias[k] = Packed::load(p.bias + (first + 32 * k) * N);
+  }
   const float known = kMeasure ? *p.largest : 0.0f;
   float found = 0.0f, inverse = 0.0f;
   if constexpr (kCodes) {
@@ -46,68 +74,60 @@ __global__ void __launch_bounds__(kMostRowThreads) forward_kernel(const Forward<
     inverse = 1.0f / scale;
     if (row == 0 && threadIdx.x == 0) *p.codes.scale = scale;
   }
+  RowSums<1> over_row(sums_storage);
+  if (row >= p.rows) return;
 
-  Pack<T, N> x[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i < packs) x[k] = Pack<T, N>::load(p.residual + base + i * N);
-  }
   if (p.delta != nullptr) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i >= packs) continue;
-      const Pack<T, N> delta = Pack<T, N>::load(p.delta + base + i * N);
+      if (!inside(k)) continue;
+      Packed sum;
 #pragma unroll
-      for (int n = 0; n < N; ++n) x[k].set(n, x[k][n] + delta[n]);
-      x[k].store(p.sum + base + i * N);
+      for (int n = 0; n < N; ++n) sum.set(n, x[k][n] + delta[k][n]);
+      sum.store(p.sum + at + 32 * k * N);
+      x[k] = sum;
     }
   }
-
+  const float inverse_cols = 1.0f / p.cols;
   float mean = 0.0f;
   if constexpr (kLayer) {
     float sums[1] = {0.0f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (threadIdx.x + k * blockDim.x >= packs) continue;
+      if (!inside(k)) continue;
 #pragma unroll
       for (int n = 0; n < N; ++n) sums[0] += x[k][n];
     }
-    row_sums(sums);
-    mean = sums[0] / p.cols;
+    over_row.add_up(sums);
+    mean = sums[0] * inverse_cols;
   }
   float squares[1] = {0.0f};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (threadIdx.x + k * blockDim.x >= packs) continue;
+    if (!inside(k)) continue;
 #pragma unroll
     for (int n = 0; n < N; ++n) squares[0] += (x[k][n] - mean) * (x[k][n] - mean);
   }
-  row_sums(squares);
-  const float rstd = rsqrtf(squares[0] / p.cols + p.epsilon);
+  over_row.add_up(squares);
+  const float rstd = rsqrtf(squares[0] * inverse_cols + p.epsilon);
 
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i >= packs) continue;
-    const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
-    Pack<T, N> bias;
-    if constexpr (kLayer) bias = Pack<T, N>::load(p.bias + i * N);
-    Pack<T, N> y;
+    if (!inside(k)) continue;
+    Packed y;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      const float scaled = (x[k][n] - mean) * rstd * weight[n];
+      const float scaled = (x[k][n] - mean) * rstd * weight[k][n];
       if constexpr (kLayer) {
-        y.set(n, scaled + bias[n]);
+        y.set(n, scaled + bias[k][n]);
       } else {
         y.set(n, scaled);
       }
     }
     if constexpr (kCodes) {
-      *reinterpret_cast<uint2*>(p.codes.codes + base + i * N) = codes_of<true>(y, inverse);
+      *reinterpret_cast<uint2*>(p.codes.codes + at + 32 * k * N) = codes_of<true>(y, inverse);
     } else {
-      y.store(p.y + base + i * N);
+      y.store(p.y + at + 32 * k * N);
     }
     if constexpr (kMeasure) found = largest_magnitude(found, y);
   }
@@ -126,29 +146,38 @@ struct Backward {
   T *dx, *y;
   float* largest;
   float* partials;  // [gridDim.x, cols] for the weight, as much for the bias, as much for the sums of dx
-  std::int64_t rows;
-  int cols;
+  int rows, cols;
 };
+
+// Whether a thread has its packs of the next row copied to shared memory while it works on one. Weights are
+// there as well then, since every row takes them.
+template <typename T, int N>
+constexpr bool kAhead = std::is_same_v<T, bf16>&& N > 1;
+constexpr int kCopied = 3;  // operands: x, dy and dx
+
+// Whether a kernel has registers for the sums of dx as well. What else is asked of it (RMSNorm, wide rows,
+// float32) leaves them to a pass of their own.
+template <typename T, int N, int K, bool kLayer>
+constexpr bool kCanSum = kLayer&& kAhead<T, N>&& K <= 3;
 
 // Adds up a block's columns over its rows of threads in a fixed order, and writes them out as one row. Shared
 // memory may have served for something else before.
 template <int K, int N>
 __device__ void write_partials(const float (&sums)[K][N], int cols, float* shared, float* to) {
-  if (blockDim.y > 1) __syncthreads();
+  constexpr int kAtOnce = N > 4 ? 4 : N;
+  __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    const int i = threadIdx.x + k * blockDim.x;
-    if (i * N >= cols) continue;
+    const int col = (first_pack<K>() + 32 * k) * N;
+    if (col >= cols) continue;
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (blockDim.y == 1) {
-        to[i * N + n] = sums[k][n];
-      } else {
-        shared[threadIdx.y * cols + i * N + n] = sums[k][n];
-      }
+    for (int n = 0; n < N; n += kAtOnce) {
+      Pack<float, kAtOnce> part;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) part.set(i, sums[k][n + i]);
+      part.store(shared + threadIdx.y * cols + col + n);
     }
   }
-  if (blockDim.y == 1) return;
   __syncthreads();
   for (int col = threadIdx.y * blockDim.x + threadIdx.x; col < cols; col += blockDim.x * blockDim.y) {
     float sum = 0.0f;
@@ -157,118 +186,119 @@ __device__ void write_partials(const float (&sums)[K][N], int cols, float* share
   }
 }
 
-// Blocks of kThreads that a multiprocessor's registers take: 168 or 128 registers a thread.
-template <int kThreads>
-constexpr int kResident = kThreads == kBlockThreads ? 3 : 1;
-
-// Whether a thread has its packs of the next row copied to shared memory while it works on one.
-template <typename T, int N>
-constexpr bool kAhead = std::is_same_v<T, bf16>&& N > 1;
-
-// Whether a kernel has registers for the sums of dx as well. What else is asked of it (RMSNorm, wide rows,
-// float32) leaves them to a pass of their own.
-template <typename T, int N, int K, bool kLayer>
-constexpr bool kCanSum = kLayer&& kAhead<T, N>&& K <= 3;
-
-// A persistent grid, so that the parameters' gradients are summed in registers. K packs of a row a thread.
-// kSums: columns of dx as it comes in are summed too.
-template <typename T, int N, int K, int kThreads, bool kLayer, bool kMeasure, bool kSums>
-__global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel(const Backward<T> p) {
+// A persistent grid, so that the parameters' gradients are summed in registers: a block has a multiprocessor
+// to itself, and works on several rows at a time. K packs of a row a thread. kSums: columns of dx as it comes
+// in are summed too.
+template <typename T, int N, int K, bool kLayer, bool kMeasure, bool kSums>
+__global__ void __launch_bounds__(kMostRowThreads, 1) backward_kernel(const Backward<T> p) {
+  using Packed = Pack<T, N>;
+  using Sums = RowSums<kLayer ? 2 : 1>;
   extern __shared__ float shared[];
-  const int packs = p.cols / N;
-  float dweight[K][N] = {}, dbias[K][N] = {}, dx_sums[K][N] = {};
-  float found = 0.0f;
-
-  // Places of x, dy and dx, which are this thread's alone.
+  alignas(16) __shared__ typename Sums::Storage sums_storage;
   const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const auto place = [&](int operand, int k) {
-    return reinterpret_cast<T*>(shared) + ((operand * K + k) * threads + thread) * N;
-  };
-  const auto fetch = [&](std::int64_t row) {
-    const std::int64_t base = row * p.cols;
+  const int packs = p.cols / N, first = first_pack<K>(), left = packs - first;
+  const auto inside = [&](int k) { return 32 * k < left; };
+
+  // A warp's places of x, dy and dx, each one thread's alone, after another's; behind them weight and bias.
+  T* const places = reinterpret_cast<T*>(shared) + (thread / 32 * (kCopied * K * 32) + thread % 32) * N;
+  const auto place = [&](int operand, int k) { return places + (operand * K + k) * 32 * N; };
+
+  const int rows_at_once = gridDim.x * blockDim.y;
+  int row = blockIdx.x * blockDim.y + threadIdx.y;
+  std::int64_t at = std::int64_t{row} * p.cols + first * N;
+  const std::int64_t stride = std::int64_t{rows_at_once} * p.cols;
+  const auto fetch = [&](bool there, std::int64_t from) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (row >= p.rows || i >= packs) continue;
-      copy_async(place(0, k), p.x + base + i * N);
-      copy_async(place(1, k), p.dy + base + i * N);
-      copy_async(place(2, k), p.dx + base + i * N);
+      if (!there || !inside(k)) continue;
+      copy_async(place(0, k), p.x + from + 32 * k * N);
+      copy_async(place(1, k), p.dy + from + 32 * k * N);
+      copy_async(place(2, k), p.dx + from + 32 * k * N);
     }
     end_copy_group();
   };
-
-  std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if constexpr (kAhead<T, N>) fetch(row);
+  if constexpr (kAhead<T, N>) fetch(row < p.rows, at);
   float next_rstd = 0.0f, next_mean = 0.0f;
   if (row < p.rows) {
     next_rstd = p.rstd[row];
     if constexpr (kLayer) next_mean = p.mean[row];
   }
+
+  T* const weights = reinterpret_cast<T*>(shared) + kCopied * K * threads * N;
+  if constexpr (kAhead<T, N>) {
+    for (int i = thread; i < packs; i += threads) {
+      Packed::load(p.weight + i * N).store(weights + i * N);
+      if constexpr (kLayer) Packed::load(p.bias + i * N).store(weights + p.cols + i * N);
+    }
+  }
+  Sums over_row(sums_storage);
+  const T* const own_weight = (kAhead<T, N> ? weights : p.weight) + first * N;
+  const T* const own_bias = (kAhead<T, N> ? weights + p.cols : p.bias) + first * N;
+
+  const float inverse_cols = 1.0f / p.cols;
+  float dweight[K][N] = {}, dbias[K][N] = {}, dx_sums[K][N] = {};
+  float found = 0.0f;
   while (row < p.rows) {
-    const std::int64_t base = row * p.cols, next = row + std::int64_t{gridDim.x} * blockDim.y;
-    Pack<T, N> x[K], dy[K], dx[K];
+    Packed x[K], dy[K], dx[K];
     if constexpr (kAhead<T, N>) wait_for_copies(0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i >= packs) continue;
-      x[k] = Pack<T, N>::load(kAhead<T, N> ? place(0, k) : p.x + base + i * N);
-      dy[k] = Pack<T, N>::load(kAhead<T, N> ? place(1, k) : p.dy + base + i * N);
-      dx[k] = Pack<T, N>::load(kAhead<T, N> ? place(2, k) : p.dx + base + i * N);
+      if (!inside(k)) continue;
+      x[k] = Packed::load(kAhead<T, N> ? place(0, k) : p.x + at + 32 * k * N);
+      dy[k] = Packed::load(kAhead<T, N> ? place(1, k) : p.dy + at + 32 * k * N);
+      dx[k] = Packed::load(kAhead<T, N> ? place(2, k) : p.dx + at + 32 * k * N);
     }
-    if constexpr (kAhead<T, N>) fetch(next);
     const float rstd = next_rstd, mean = next_mean;
-    if (next < p.rows) {
-      next_rstd = p.rstd[next];
-      if constexpr (kLayer) next_mean = p.mean[next];
+    row += rows_at_once;
+    if constexpr (kAhead<T, N>) fetch(row < p.rows, at + stride);
+    if (row < p.rows) {
+      next_rstd = p.rstd[row];
+      if constexpr (kLayer) next_mean = p.mean[row];
     }
 
-    float sums[2] = {0.0f, 0.0f};  // of g and of g·xhat, where g = dy·weight
+    float sums[kLayer ? 2 : 1] = {};  // of g·xhat / rstd and of g, where g = dy·weight
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i >= packs) continue;
-      const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
+      if (!inside(k)) continue;
+      const auto weight = Packed::load(own_weight + 32 * k * N);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const float xhat = (x[k][n] - mean) * rstd;
-        const float g = dy[k][n] * weight[n];
+        const float product = dy[k][n] * (x[k][n] - mean);
         if constexpr (kLayer) {
-          sums[0] += g;
+          sums[1] += dy[k][n] * weight[n];
           dbias[k][n] += dy[k][n];
         }
-        sums[1] += g * xhat;
-        dweight[k][n] += dy[k][n] * xhat;
+        sums[0] += product * weight[n];
+        dweight[k][n] += product * rstd;
       }
     }
-    row_sums(sums);
-    const float mean_g = kLayer ? sums[0] / p.cols : 0.0f;
-    const float mean_gx = sums[1] / p.cols;
-
+    over_row.add_up(sums);
+    // dx += rstd·(g - mean(g) - xhat·mean(g·xhat))
+    const float slope = sums[0] * inverse_cols * rstd * rstd;
+    float offset = 0.0f;
+    if constexpr (kLayer) offset = sums[1] * inverse_cols * rstd;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int i = threadIdx.x + k * blockDim.x;
-      if (i >= packs) continue;
-      const Pack<T, N> weight = Pack<T, N>::load(p.weight + i * N);
-      Pack<T, N> bias, y;
-      if constexpr (kLayer) bias = Pack<T, N>::load(p.bias + i * N);
+      if (!inside(k)) continue;
+      const auto weight = Packed::load(own_weight + 32 * k * N);
+      Packed bias, gradient, y;
+      if constexpr (kLayer) bias = Packed::load(own_bias + 32 * k * N);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float xhat = (x[k][n] - mean) * rstd;
-        const float g = dy[k][n] * weight[n];
         if constexpr (kSums) dx_sums[k][n] += dx[k][n];
-        dx[k].set(n, dx[k][n] + rstd * (g - mean_g - xhat * mean_gx));
+        gradient.set(n, dx[k][n] - offset + dy[k][n] * weight[n] * rstd - xhat * slope);
         if constexpr (kLayer) {
           y.set(n, xhat * weight[n] + bias[n]);
         } else {
           y.set(n, xhat * weight[n]);
         }
       }
-      dx[k].store(p.dx + base + i * N);
-      if constexpr (kMeasure) found = largest_magnitude(found, dx[k]);
-      if (p.y != nullptr) y.store(p.y + base + i * N);
+      gradient.store(p.dx + at + 32 * k * N);
+      if constexpr (kMeasure) found = largest_magnitude(found, gradient);
+      if (p.y != nullptr) y.store(p.y + at + 32 * k * N);
     }
-    row = next;
+    at += stride;
   }
 
   if constexpr (kMeasure) raise_by_warp(p.largest, *p.largest, found);
@@ -279,8 +309,8 @@ __global__ void __launch_bounds__(kThreads, kResident<kThreads>) backward_kernel
   if constexpr (kSums) write_partials(dx_sums, p.cols, shared, block + 2 * set);
 }
 
-// Threads of a row in x, rows of a block in y.
-dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
+// Threads of a row in x.
+dim3 row_of(std::int64_t cols, int pack, int packs_a_thread) {
   const std::int64_t packs = cols / pack;
   const std::int64_t threads = round_up(divide_up(packs, packs_a_thread), 32);
   if (threads > kMostRowThreads) {
@@ -288,13 +318,13 @@ dim3 block_of(std::int64_t cols, int pack, int packs_a_thread) {
          "a normalised row of {} elements is too wide for a GPU: at most {} of this alignment", cols,
          kMostRowThreads * packs_a_thread * pack);
   }
-  const std::int64_t rows = threads == 32 ? kBlockThreads / 32 : 1;
-  return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows));
+  return dim3(static_cast<unsigned>(threads));
 }
 
 template <typename T, int N, bool kMeasure, bool kCodes>
 void launch_forward(cudaStream_t stream, const Forward<T>& p, NormKind kind) {
-  const dim3 block = block_of(p.cols, N, kForwardPacks<N>);
+  dim3 block = row_of(p.cols, N, kForwardPacks<N>);
+  block.y = std::max(1u, kForwardThreads / block.x);
   const unsigned grid = grid_size(divide_up(p.rows, block.y));
   if (kind == NormKind::kLayer) {
     forward_kernel<T, N, true, kMeasure, kCodes><<<grid, block, 0, stream>>>(p);
@@ -304,28 +334,39 @@ void launch_forward(cudaStream_t stream, const Forward<T>& p, NormKind kind) {
 }
 
 // Sums columns of dx too where `sums` and it can.
-template <typename T, int N, int K, int kThreads, bool kLayer>
+template <typename T, int N, int K, bool kLayer>
 std::int64_t launch_backward(cudaStream_t stream, Backward<T> p, Tensor largest, bool sums,
                              Scratch& scratch) {
-  const dim3 block = block_of(p.cols, N, K);
-  const std::int64_t resident =
-      scratch.multiprocessors() * (kResident<kThreads> * kThreads / std::int64_t{block.x * block.y});
-  const std::int64_t blocks = std::max<std::int64_t>(1, std::min(divide_up(p.rows, block.y), resident));
+  dim3 block = row_of(p.cols, N, K);
+  std::int64_t copied = 0, kept = 0;  // bytes of a row's places and of the weights
+  if constexpr (kAhead<T, N>) {
+    copied = std::int64_t{kCopied} * K * block.x * N * size_of(DType::kBF16);
+    kept = std::int64_t{p.cols} * (kLayer ? 2 : 1) * size_of(DType::kBF16);
+  }
+  block.y = kMostRowThreads / block.x;
+  const std::int64_t blocks = std::max<std::int64_t>(
+      1, std::min<std::int64_t>(divide_up(p.rows, block.y), scratch.multiprocessors()));
   p.partials = static_cast<float*>(scratch.reserve(blocks * p.cols * (sums ? 3 : 2) * size_of(DType::kF32)));
-  const std::int64_t places = kAhead<T, N> ? std::int64_t{3} * K * block.x * block.y * 16 : 0;
-  const std::int64_t columns = block.y == 1 ? 0 : std::int64_t{block.y} * p.cols * size_of(DType::kF32);
-  const auto shared = static_cast<std::size_t>(std::max(places, columns));
+  const std::int64_t columns = std::int64_t{block.y} * p.cols * size_of(DType::kF32);
+  const std::int64_t shared = std::max(copied * block.y + kept, columns);
+  using Sums = RowSums<kLayer ? 2 : 1>;
+  const std::int64_t all_shared = shared + static_cast<std::int64_t>(sizeof(typename Sums::Storage));
+  if (all_shared > scratch.block_shared_bytes()) {
+    fail(ErrorKind::kDevice,
+         "a normalised row of {} elements takes {} bytes of shared memory; this GPU gives a block {}", p.cols,
+         all_shared, scratch.block_shared_bytes());
+  }
   with_measuring<T>(largest, [&](auto measure) {
     constexpr bool kMeasure = decltype(measure)::value;
     const auto run = [&](auto summing) {
       constexpr bool kSums = decltype(summing)::value;
-      const auto kernel = backward_kernel<T, N, K, kThreads, kLayer, kMeasure, kSums>;
+      const auto kernel = backward_kernel<T, N, K, kLayer, kMeasure, kSums>;
       OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(shared)));
       OCTET_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       cudaSharedmemCarveoutMaxShared));
-      backward_kernel<T, N, K, kThreads, kLayer, kMeasure, kSums>
-          <<<grid_size(blocks), block, shared, stream>>>(p);
+      backward_kernel<T, N, K, kLayer, kMeasure, kSums>
+          <<<grid_size(blocks), block, static_cast<std::size_t>(shared), stream>>>(p);
     };
     if constexpr (kCanSum<T, N, K, kLayer>) {
       if (sums) return run(std::true_type{});
@@ -357,7 +398,7 @@ void norm_forward(cudaStream_t stream, const NormForward& a) {
     p.mean = a.mean.as<float>();
     const Tensor& raised = a.codes ? a.codes.seen : a.largest;
     p.largest = static_cast<float*>(raised.data);
-    p.rows = a.residual.rows;
+    p.rows = static_cast<int>(a.residual.rows);
     p.cols = static_cast<int>(a.residual.cols);
     p.epsilon = a.epsilon;
     p.codes = CodesOut(a.codes);
@@ -396,31 +437,28 @@ void norm_backward(cudaStream_t stream, const NormBackward& a, Scratch& scratch)
     p.dx = static_cast<T*>(a.dx.data);
     p.y = static_cast<T*>(a.y.data);
     p.largest = static_cast<float*>(a.largest.data);
-    p.rows = a.x.rows;
+    p.rows = static_cast<int>(a.x.rows);
     p.cols = static_cast<int>(cols);
-    const std::int64_t packs = cols / N;
-    const auto launch = [&](auto held, auto most, auto normed) {
-      constexpr int K = decltype(held)::value, kThreads = decltype(most)::value;
+    const auto launch = [&](auto held, auto normed) {
+      constexpr int K = decltype(held)::value;
       constexpr bool kLayer = decltype(normed)::value;
       if (sums && !kCanSum<T, N, K, kLayer>) {
         bias_backward(stream, a.dx, a.dx_sums, a.accumulate, scratch);
         sums = false;
       }
-      blocks = launch_backward<T, N, K, kThreads, kLayer>(stream, p, a.largest, sums, scratch);
+      blocks = launch_backward<T, N, K, kLayer>(stream, p, a.largest, sums, scratch);
     };
-    const auto launch_kind = [&](auto held, auto most) {
+    const auto launch_kind = [&](auto held) {
       if (layer) {
-        launch(held, most, std::true_type{});
+        launch(held, std::true_type{});
       } else {
-        launch(held, most, std::false_type{});
+        launch(held, std::false_type{});
       }
     };
-    if (packs <= 32 * 3) {
-      launch_kind(Width<3>{}, Width<kBlockThreads>{});
-    } else if (packs <= kMostRowThreads * kFew) {
-      launch_kind(Width<kFew>{}, Width<kMostRowThreads>{});
+    if (cols / N <= kMostRowThreads * kFew) {
+      launch_kind(Width<kFew>{});
     } else {
-      launch_kind(Width<kMany>{}, Width<kMostRowThreads>{});
+      launch_kind(Width<kMany>{});
     }
   });
   OCTET_CUDA_LAUNCH("norm_backward");
