@@ -16,6 +16,7 @@ class CodeTile {
   static constexpr int kPacks = kCols / kPack;
   static constexpr int kGroups = kThreads / kPacks;
   static constexpr int kRows = kGroups * kGroup;  ///< 64
+  static constexpr int kBand = 4;                 ///< rows of tiles, see grid()
   static constexpr int kChunk = 16;               ///< codes of a row of the transposed copy stored at once
   /// Words of a column in shared memory: some more than there are, so that the threads of a warp meet
   /// different banks.
@@ -28,9 +29,10 @@ class CodeTile {
     unsigned words[kCols * kWords];
   };
 
-  /// One block a tile.
+  /// One block a tile. Blocks that run at the same time lie in bands of kBand rows of tiles, so that longer
+  /// runs of the transposed copy's rows are complete before they leave the cache.
   static dim3 grid(std::int64_t rows, std::int64_t cols) {
-    const dim3 grid(grid_size(divide_up(cols, kCols)), grid_size(divide_up(rows, kRows)));
+    const dim3 grid(grid_size(divide_up(cols, kCols) * kBand), grid_size(divide_up(rows, kRows * kBand)));
     OCTET_ASSERT(grid.y <= 65535);
     return grid;
   }
@@ -39,12 +41,14 @@ class CodeTile {
   /// cache may hold still.
   __device__ CodeTile(std::int64_t rows, std::int64_t cols, bool last_first = false)
       : rows_(static_cast<int>(rows)), cols_(static_cast<int>(cols)) {
-    const unsigned y = last_first ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
-    first_row_ = static_cast<int>(y) * kRows;
-    first_col_ = static_cast<int>(blockIdx.x) * kCols;
+    const unsigned band = last_first ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
+    first_row_ = static_cast<int>(band * kBand + blockIdx.x % kBand) * kRows;
+    first_col_ = static_cast<int>(blockIdx.x / kBand) * kCols;
   }
   __device__ int pack() const { return static_cast<int>(threadIdx.x) % kPacks; }
   __device__ int group() const { return static_cast<int>(threadIdx.x) / kPacks; }
+  /// The tile's first element. Below the matrix's last row there may be tiles that have nothing to do.
+  __device__ int first_row() const { return first_row_; }
   __device__ int first_col() const { return first_col_; }
   /// This thread's first element, and whether the matrix has it, and the others with it.
   __device__ int row() const { return first_row_ + group() * kGroup; }

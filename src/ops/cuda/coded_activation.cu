@@ -9,8 +9,7 @@ namespace {
 
 constexpr int kThreads = CodeTile::kThreads;
 constexpr int kPack = CodeTile::kPack;
-constexpr int kChunk = 16;    // codes of a row that a thread of the forward pass stores at once
-constexpr int kResident = 3;  // blocks of the backward pass that a multiprocessor's registers take
+constexpr int kChunk = 16;  // codes of a row that a thread of the forward pass stores at once
 using Eight = CodeTile::Elements;
 
 struct Forward {
@@ -69,7 +68,7 @@ struct Backward {
 };
 
 template <bool kGated, bool kBias>
-__global__ void __launch_bounds__(kThreads, kResident) coded_backward_kernel(const Backward p) {
+__global__ void __launch_bounds__(kThreads, kGated ? 2 : 3) coded_backward_kernel(const Backward p) {
   constexpr int kGradients = kGated ? 2 : 1, kGroup = CodeTile::kGroup;
   __shared__ CodeTile::Turned turned[kGradients + 1];
   const CodeTile tile(p.rows, p.cols);
@@ -148,11 +147,11 @@ __global__ void __launch_bounds__(kThreads, kResident) coded_backward_kernel(con
     }
     __syncthreads();
     const std::int64_t to = tile.first_col() + static_cast<int>(threadIdx.x);
-    if (threadIdx.x < kCols && to < p.cols) {
+    if (threadIdx.x < kCols && to < p.cols && tile.first_row() < p.rows) {
       float sum = 0.0f;
 #pragma unroll
       for (int warp = 0; warp < kThreads / 32; ++warp) sum += warps[warp][threadIdx.x];
-      p.partials[blockIdx.y * p.cols + to] = sum;
+      p.partials[tile.first_row() / CodeTile::kRows * p.cols + to] = sum;
     }
   } else {
     __syncthreads();
@@ -207,7 +206,9 @@ void coded_activation_backward(cudaStream_t stream, const CodedActivationBackwar
     coded_backward_kernel<false, true><<<grid, kThreads, 0, stream>>>(p);
   }
   OCTET_CUDA_LAUNCH("coded_activation_backward");
-  if (a.dbias) sum_partials(stream, p.partials, grid.y, cols, cols, a.dbias.as<float>(), a.accumulate);
+  if (a.dbias)
+    sum_partials(stream, p.partials, divide_up(rows, CodeTile::kRows), cols, cols, a.dbias.as<float>(),
+                 a.accumulate);
 }
 
 }  // namespace octet::cuda
