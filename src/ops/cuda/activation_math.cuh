@@ -1,5 +1,6 @@
 #pragma once
 
+#include "fast_exp2.cuh"
 #include "kernel_tools.cuh"
 
 // SwiGLU and GELU of one element, for results that are rounded to T.
@@ -8,7 +9,7 @@ namespace octet::cuda {
 template <typename T>
 __device__ inline float sigmoid(float x) {
   if constexpr (std::is_same_v<T, bf16>) {
-    return __fdividef(1.0f, 1.0f + __expf(-x));
+    return __fdividef(1.0f, 1.0f + fast_exp2(-1.4426950408889634f * x));  // of log2(e)
   } else {
     return 1.0f / (1.0f + expf(-x));
   }

@@ -73,6 +73,36 @@ struct alignas(sizeof(T) * N) Pack {
     }
   }
   __device__ void set(int i, float x) { value[i] = from_float<T>(x); }
+
+  /// All elements at once, for kernels that instructions limit: in bfloat16 an element takes one to widen and
+  /// half of one to round, where operator[] and set() may take more.
+  __device__ void widen(float (&to)[N]) const {
+    if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+      unsigned words[N / 2];
+      memcpy(words, this, sizeof words);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        to[2 * i] = __int_as_float(static_cast<int>(words[i] << 16));
+        to[2 * i + 1] = __int_as_float(static_cast<int>(words[i] & 0xffff0000u));
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < N; ++n) to[n] = to_float(value[n]);
+    }
+  }
+  __device__ static Pack rounded(const float (&from)[N]) {
+    Pack pack;
+    if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+      __nv_bfloat162 pairs[N / 2];
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) pairs[i] = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+      memcpy(&pack, pairs, sizeof pack);
+    } else {
+#pragma unroll
+      for (int n = 0; n < N; ++n) pack.set(n, from[n]);
+    }
+    return pack;
+  }
 };
 
 __device__ inline float warp_sum(float value) {

@@ -84,36 +84,36 @@ struct Copies {
 template <bool kE4M3>
 __global__ void __launch_bounds__(CodeTile::kThreads, 5)
     tensor_kernel(const bf16* from, std::int64_t rows, std::int64_t cols, Copies out) {
-  __shared__ CodeTile::Turned turned;
-  const CodeTile tile;
-  const std::int64_t row = tile.row(), col = tile.col();
-  const bool inside = row < rows && col < cols;
+  __shared__ CodeTile::Turned turned[1];
+  const CodeTile tile(rows, cols);
+  const bool inside = tile.inside();
+  const std::int64_t at = tile.row() * cols + tile.col();
   CodeTile::Elements elements[CodeTile::kGroup];
 #pragma unroll
   for (int i = 0; i < CodeTile::kGroup; ++i) {
-    if (inside) elements[i] = CodeTile::Elements::load(from + (row + i) * cols + col);
+    if (inside) elements[i] = CodeTile::Elements::load(from + at + i * cols);
   }
   const float scale = scale_of<kE4M3>(*out.largest), inverse = 1.0f / scale;
   const float known = out.seen != nullptr ? *out.seen : 0.0f;
-  float found = 0.0f;
+  LargestMagnitude found;
   if (inside) {
     uint2 codes[CodeTile::kGroup];
 #pragma unroll
     for (int i = 0; i < CodeTile::kGroup; ++i) {
-      found = largest_magnitude(found, elements[i]);
+      found.take(elements[i]);
       codes[i] = codes_of<kE4M3>(elements[i], inverse);
-      if (out.codes != nullptr) *reinterpret_cast<uint2*>(out.codes + (row + i) * cols + col) = codes[i];
+      if (out.codes != nullptr) *reinterpret_cast<uint2*>(out.codes + at + i * cols) = codes[i];
     }
-    if (out.transposed != nullptr) tile.turn(codes, turned);
+    if (out.transposed != nullptr) tile.turn(codes, turned[0]);
   }
-  if (out.seen != nullptr) raise_by_warp(out.seen, known, found);
+  if (out.seen != nullptr) raise_by_warp(out.seen, known, found.value());
   if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0) {
     if (out.codes != nullptr) *out.scales = scale;
     if (out.transposed != nullptr) *out.transposed_scales = scale;
   }
   if (out.transposed == nullptr) return;
   __syncthreads();
-  tile.write(turned, out.transposed, rows, cols);
+  tile.write(turned, {out.transposed});
 }
 
 // A run of a matrix that has one scale.
@@ -139,18 +139,17 @@ __global__ void __launch_bounds__(kThreads) run_kernel(const T* from, std::int64
 
 __global__ void __launch_bounds__(CodeTile::kThreads)
     transpose_kernel(const std::uint8_t* from, std::int64_t rows, std::int64_t cols, std::uint8_t* to) {
-  __shared__ CodeTile::Turned turned;
-  const CodeTile tile;
-  const std::int64_t row = tile.row(), col = tile.col();
-  if (row < rows && col < cols) {
+  __shared__ CodeTile::Turned turned[1];
+  const CodeTile tile(rows, cols);
+  if (tile.inside()) {
     uint2 codes[CodeTile::kGroup];
 #pragma unroll
     for (int i = 0; i < CodeTile::kGroup; ++i)
-      codes[i] = *reinterpret_cast<const uint2*>(from + (row + i) * cols + col);
-    tile.turn(codes, turned);
+      codes[i] = *reinterpret_cast<const uint2*>(from + (tile.row() + i) * cols + tile.col());
+    tile.turn(codes, turned[0]);
   }
   __syncthreads();
-  tile.write(turned, to, rows, cols);
+  tile.write(turned, {to});
 }
 
 // A thread's part of a tile: kPasses · kGroup rows of kPack elements.
@@ -294,14 +293,13 @@ void quantize_run(cudaStream_t stream, const Quantize& args) {
 template <bool kE4M3>
 void launch(cudaStream_t stream, const Quantize& args, const Copies& out, ScaleCut cut) {
   const std::int64_t rows = args.from.rows, cols = args.from.cols;
-  const bool by_tensor = cut == ScaleCut::kTensor;
-  const dim3 grid(grid_size(divide_up(cols, by_tensor ? CodeTile::kCols : kTile)),
-                  grid_size(divide_up(rows, by_tensor ? CodeTile::kRows : kTile)));
+  const dim3 grid(grid_size(divide_up(cols, kTile)), grid_size(divide_up(rows, kTile)));
   OCTET_ASSERT(grid.y <= 65535);
   const auto* const from = static_cast<const bf16*>(args.from.data);
   switch (cut) {
     case ScaleCut::kTensor:
-      tensor_kernel<kE4M3><<<grid, CodeTile::kThreads, 0, stream>>>(from, rows, cols, out);
+      tensor_kernel<kE4M3>
+          <<<CodeTile::grid(rows, cols), CodeTile::kThreads, 0, stream>>>(from, rows, cols, out);
       break;
     case ScaleCut::kRow128:
       quantize_kernel<kE4M3, ScaleCut::kRow128><<<grid, kThreads, 0, stream>>>(from, rows, cols, out);
@@ -359,10 +357,7 @@ void quantize(cudaStream_t stream, const Quantize& args) {
 
 void transpose_codes(cudaStream_t stream, Tensor from, Tensor to) {
   OCTET_ASSERT(aligned(16, from.data, to.data));
-  const dim3 grid(grid_size(divide_up(from.cols, CodeTile::kCols)),
-                  grid_size(divide_up(from.rows, CodeTile::kRows)));
-  OCTET_ASSERT(grid.y <= 65535);
-  transpose_kernel<<<grid, CodeTile::kThreads, 0, stream>>>(
+  transpose_kernel<<<CodeTile::grid(from.rows, from.cols), CodeTile::kThreads, 0, stream>>>(
       static_cast<const std::uint8_t*>(from.data), from.rows, from.cols, static_cast<std::uint8_t*>(to.data));
   OCTET_CUDA_LAUNCH("transpose_codes");
 }
