@@ -15,7 +15,8 @@ class OwnAttentionTest : public AttentionFixture {
 
 // Tiles are 128 keys by 192 or 128 queries forward, and backward by 128 or 64 of heads of 128: within one, at
 // edges, and many; in the end with more heads than are at work at once, also on an H200, so that memory of
-// query gradients is used again.
+// query gradients is used again. The last two shapes have few key heads and many queries of each, whose parts
+// are added in the order of rising keys.
 TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
   const AttentionShape shapes[] = {
       shape_of({2, 2, 64, 1, 0}, 2, 128, 128),  shape_of({2, 1, 64, 2, 0}, 1, 300, 300),
@@ -24,6 +25,7 @@ TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
       shape_of({5, 5, 128, 1, 0}, 2, 65, 65),   shape_of({2, 2, 64, 1, 0}, 1, 1, 130),
       shape_of({2, 2, 64, 2, 2}, 3, 200, 210),  shape_of({1, 1, 64, 1, 0}, 1, 200, 1100),
       shape_of({2, 2, 128, 1, 0}, 3, 170, 170), shape_of({12, 12, 64, 1, 0}, 3, 20, 1100),
+      shape_of({8, 1, 64, 8, 0}, 3, 300, 300),  shape_of({6, 1, 128, 6, 0}, 2, 150, 280),
   };
   for (const AttentionShape& shape : shapes) {
     const AttentionInputs in = inputs(shape);
@@ -79,6 +81,17 @@ TEST(OwnAttentionScratch, ShapesOfNoMoreKeysTakeNoMoreThanTheMost) {
       }
     }
   }
+}
+
+TEST(OwnAttentionScratch, KeysRiseWhereTheLongestPiecesTakeMuchOfTheTime) {
+  const auto rising = [](const HeadLayout& layout, std::int64_t batch, std::int64_t sequence) {
+    return hopper::gradient_scratch({layout, batch, sequence, 1.0f, sequence}, 132).rising;
+  };
+  EXPECT_TRUE(rising({24, 8, 128, 3, 0}, 2, 8192));
+  EXPECT_TRUE(rising({32, 8, 64, 4, 0}, 4, 8192));
+  EXPECT_TRUE(rising({28, 4, 128, 7, 0}, 16, 1024));
+  EXPECT_FALSE(rising({12, 12, 64, 1, 0}, 64, 1024));  // pieces of few tiles, which would wait
+  EXPECT_FALSE(rising({32, 32, 128, 1, 0}, 8, 8192));  // so many pieces that the last ones do not matter
 }
 
 TEST(OwnAttentionHeads, QueryHeadsShareTheirKeyHeadsEvenlyOrNot) {

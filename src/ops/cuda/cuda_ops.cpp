@@ -58,26 +58,16 @@ CudaOps::CudaOps(Device& device, const CudaOpsOptions& options)
                attribute(ordinal_, cudaDevAttrMaxSharedMemoryPerBlockOptin)),
       matmul_(scratch_, device.name(), architecture_of(ordinal_), options),
       attention_(scratch_, options.deterministic_attention),
-      own_attention_(options.own_attention),
-      deterministic_attention_(options.deterministic_attention) {}
+      own_attention_(options.own_attention) {}
 
 cudaStream_t CudaOps::enter(Stream& stream) const {
   OCTET_CUDA(cudaSetDevice(ordinal_));
   return native(stream);
 }
 
-bool CudaOps::prefers_own_gradients(const AttentionShape& shape) const {
-  if (own_attention_ == OwnKernels::kNever) return false;
-  return own_attention_ == OwnKernels::kAlways || deterministic_attention_ ||
-         hopper::AttentionGradients::is_faster(shape);
-}
-
 bool CudaOps::needs_cudnn(const AttentionShape& shape, bool documents) const {
-  AttentionShape few_keys = shape;
-  few_keys.keys = shape.sequence;
   return documents || own_attention_ == OwnKernels::kNever || !attention_forward_.takes(shape) ||
-         !attention_gradients_.takes(shape) || !prefers_own_gradients(shape) ||
-         !prefers_own_gradients(few_keys);
+         !attention_gradients_.takes(shape);
 }
 
 void CudaOps::prepare(const Workload& workload) {
@@ -92,7 +82,7 @@ void CudaOps::prepare(const Workload& workload) {
     if (workload.compute == DType::kBF16) {
       if (needs_cudnn(shape, workload.documents_apart))
         bytes = std::max(bytes, attention_.workspace_bytes(shape, workload.documents_apart));
-      if (prefers_own_gradients(shape))
+      if (own_attention_ != OwnKernels::kNever)
         bytes = std::max(bytes, attention_gradients_.most_scratch_bytes(shape));
     }
   }
@@ -204,7 +194,7 @@ void CudaOps::attention_backward(Stream& stream, const AttentionShape& shape,
   check_attention(shape, operands, statistics);
   if (statistics.size() == 0) return;
   const cudaStream_t to = enter(stream);
-  if (prefers_own_gradients(shape) &&
+  if (own_attention_ != OwnKernels::kNever &&
       attention_gradients_.takes(shape, operands, out, dout, dquery, dkey, dvalue)) {
     attention_gradients_.run(to, shape, operands, out, statistics, dout, dquery, dkey, dvalue,
                              scratch_.reserve(attention_gradients_.scratch_bytes(shape)));

@@ -88,7 +88,6 @@ class CudaOps final : public Ops {
  private:
   /// Makes the device current for this thread.
   cudaStream_t enter(Stream& stream) const;
-  bool prefers_own_gradients(const AttentionShape& shape) const;
   /// Whether bfloat16 attention of some shape with these queries and no more keys may be cuDNN's.
   bool needs_cudnn(const AttentionShape& shape, bool documents) const;
 
@@ -97,7 +96,6 @@ class CudaOps final : public Ops {
   cuda::MatmulPlans matmul_;
   cuda::CudnnAttention attention_;
   OwnKernels own_attention_;
-  bool deterministic_attention_;
   hopper::AttentionForward attention_forward_;
   hopper::AttentionGradients attention_gradients_;
 };

@@ -102,6 +102,8 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   p.q_tiles = static_cast<int>(layout.q_tiles);
   p.pieces = static_cast<int>(layout.pieces);
   p.slots = static_cast<int>(layout.slots);
+  p.mixed = static_cast<int>(layout.mixed);
+  p.rising = layout.rising;
   p.scale = shape.scale;
 
   OCTET_CUDA(cudaMemsetAsync(p.taken, 0, static_cast<std::size_t>(layout.counters_bytes), stream));

@@ -20,11 +20,6 @@ class AttentionGradients {
   bool takes(const AttentionShape& shape, const AttentionOperands& operands, const SampleRows& out,
              const SampleRows& dout, const SampleRows& dquery, const SampleRows& dkey,
              const SampleRows& dvalue) const;
-  /// Than cuDNN 9.19's, as measured on an H200: with heads of 128 and long sequences both are equal, but
-  /// cuDNN's computes what is hidden where there are more keys than queries.
-  static bool is_faster(const AttentionShape& shape) {
-    return shape.layout.head_size == 64 || shape.sequence < 8192 || shape.key_rows() > shape.sequence;
-  }
   /// Of a shape that is taken.
   std::int64_t scratch_bytes(const AttentionShape& shape) const;
   /// Of all shapes with as many queries and no more keys, some of which take more than this one; 0 where none

@@ -11,15 +11,15 @@
 /// The gradient of causal attention in bfloat16 with float32 sums, as in FlashAttention-3 (Shah et al. 2024):
 /// a piece of work is 128 keys of a key head, of whose gradients two warpgroups hold 64 rows each, while the
 /// queries that see them come by. The gradients of queries are sums over pieces: pieces add their part to a
-/// tile in global memory in the order of falling keys, one after the other, so that every run gives the same
-/// bits. Pieces begin with the queries of their own keys: then that order is the one in which they get there,
-/// and none waits for long. The first part is stored and the last one, of the first keys, becomes the result,
-/// so that tiles need neither zeros nor a pass of their own, and few of them are in use at once.
+/// tile in global memory in the order of their keys, rising or falling, one after the other, so that every
+/// run gives the same bits. Pieces take queries in such an order that they get there one after the other,
+/// too, so that none waits for long. The first part is stored and the last one becomes the result, so that
+/// tiles need neither zeros nor a pass of their own, and few of them are in use at once.
 ///
-/// Pieces wait for pieces of lower numbers alone: for those of later keys of the same key head, and for the
-/// key head that had the memory of their tiles before. Blocks take numbers in rising order and work on them
-/// one after the other, so that of all unfinished pieces that are taken the lowest waits for none, however
-/// few blocks run at once.
+/// Pieces wait for pieces of lower numbers alone: for those before them of the same key head, and for the key
+/// head that had the memory of their tiles before. Blocks take numbers in rising order and work on them one
+/// after the other, so that of all unfinished pieces that are taken the lowest waits for none, however few
+/// blocks run at once.
 namespace octet::hopper {
 
 /// One thread: what the computing warpgroups read.
@@ -34,7 +34,7 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
   for (int number; (number = tickets.next<false>()) < pieces;) {
     const Piece piece = Piece::at<Tiles::kQueries>(p, number);
     bool keys_asked = false;
-    for (Cursor cursor(p, piece); cursor.left > 0; cursor.advance(p, piece)) {
+    for (Cursor cursor(p, piece); cursor.left > 0; cursor.advance(p)) {
       const int head = piece.kv_head * p.group + cursor.head;
       const std::uint32_t arrival = at.full(ring.place);
       wait(at.empty(ring.place), ring.parity ^ 1);
@@ -71,8 +71,8 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
   }
 }
 
-/// One thread a place: adds the query gradients of this block to those of others, in turn; those of the last
-/// piece it gives the others' sum to, and writes. Threads take tiles by turns.
+/// One thread a place: adds the query gradients of this block to those of others, in turn; to those of a
+/// tile's last part it gives the others' sum, and writes them. Threads take tiles by turns.
 template <int kHead>
 __device__ inline void add_query_gradients(const AttentionGradient& p, const GradientMemory<kHead>& at,
                                            int pieces, int place) {
@@ -88,7 +88,7 @@ __device__ inline void add_query_gradients(const AttentionGradient& p, const Gra
     // The place for the query gradients of a tile, after those before were copied from it.
     const auto give_place = [&] {
       const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
-      if (piece.is_last() && !tile.is_first()) {
+      if (tile.part.after == 0 && tile.part.before > 0) {
         wait_for_count(p.counters + tile.index, tile.turn);
         arrive_expecting(ready, kBytes);
         load_bytes(sums, p.sums + tile.index * Tiles::kSums, kBytes, ready);
@@ -96,14 +96,14 @@ __device__ inline void add_query_gradients(const AttentionGradient& p, const Gra
         arrive(ready);
       }
     };
-    cursor.skip(p, piece, skipped);
+    cursor.skip(p, skipped);
     if (cursor.left > 0) give_place();
     while (cursor.left > 0) {
       const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
       unsigned* const counter = p.counters + tile.index;
       wait(at.sums_full(place), parity);
       parity ^= 1;
-      if (piece.is_last()) {
+      if (tile.part.after == 0) {
         for (int half = 0; half < 2; ++half) {
           const int head = piece.kv_head * p.group + cursor.head;
           store(p.dquery, at.sums(place, half), head * kHead + (kHead == 64 ? 0 : half * 64),
@@ -112,16 +112,16 @@ __device__ inline void add_query_gradients(const AttentionGradient& p, const Gra
       } else {
         float* const to = p.sums + tile.index * Tiles::kSums;
         wait_for_count(counter, tile.turn);
-        if (tile.is_first()) {
+        if (tile.part.before == 0) {
           store_floats_at(to, sums, kBytes);
         } else {
           add_floats_at(to, sums, kBytes);
         }
       }
       wait_for_reads<0>();
-      cursor.skip(p, piece, kPlaces);
+      cursor.skip(p, kPlaces);
       if (cursor.left > 0) give_place();
-      if (!piece.is_last()) wait_for_stores();
+      if (tile.part.after > 0) wait_for_stores();
       count_on(counter);
     }
     skipped = (skipped + kPlaces * tiles - tiles) % kPlaces;
@@ -288,8 +288,9 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       settled(dquery);
       wait(at.sums_ready(sums.place), sums.parity);
       const std::uint32_t own = at.sums(sums.place, half) + thread * 16;
-      if (piece.is_last()) {
-        if (QueryTile::last_part<kQueries>(p, cursor.tile) > 0) {
+      const TilePart part = TilePart::at<kQueries>(p, piece, cursor.tile);
+      if (part.after == 0) {
+        if (part.before > 0) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const float4 others = load_floats(own + i * kGroup * 16);
@@ -322,7 +323,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       if (thread == 0) arrive(at.empty(used));
       turn ^= 1;
       more = 1;
-      cursor.advance(p, piece);
+      cursor.advance(p);
     };
     while (!cursor.is_last()) step(std::false_type{});
     step(std::true_type{});

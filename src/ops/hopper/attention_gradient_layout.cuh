@@ -41,10 +41,12 @@ struct AttentionGradient {
   int sequence, keys;          ///< rows of a sample
   int q_tiles, pieces;         ///< of a sample's queries, and of its keys
   int slots;                   ///< key heads of samples whose query gradients can be at work at once
+  int mixed;                   ///< key heads of samples whose pieces are taken by turns
+  bool rising;                 ///< whether pieces add to query gradients in the order of rising keys
   float scale;
 };
 
-/// Piece `number` of all: the last keys of a key head come first, since the others wait for their parts.
+/// A piece of work, by its number: pieces of a key head in the order in which they add to query gradients.
 struct Piece {
   int pair, sample, kv_head, part;  ///< pair: of sample and key head; part: which 128 keys
   int first_tile;                   ///< of queries that see any of them
@@ -52,56 +54,64 @@ struct Piece {
   template <int kQueries>
   __device__ static Piece at(const AttentionGradient& p, int number) {
     Piece result;
-    result.pair = number / p.pieces;
-    result.part = p.pieces - 1 - number % p.pieces;
+    const int all = p.mixed * p.pieces, begin = number / all * p.mixed, place = number % all;
+    const int pairs = min(p.mixed, p.batch * p.kv_heads - begin), turn = place / pairs;
+    result.pair = begin + place % pairs;
+    result.part = p.rising ? turn : p.pieces - 1 - turn;
     result.sample = result.pair / p.kv_heads;
     result.kv_head = result.pair % p.kv_heads;
     result.first_tile = max(0, result.part * kPieceKeys - (p.keys - p.sequence)) / kQueries;
     return result;
   }
-  /// Query gradients of this piece are the last part of the sum.
-  __device__ bool is_last() const { return part == 0; }
 };
 
-/// The queries that see keys of a piece, head by head.
+/// The queries that see keys of a piece, tile by tile and head by head. In the order of rising keys from the
+/// last ones down, so that all pieces of a head take the same way and follow one another; in the order of
+/// falling keys from those of its own keys up, with which no piece before it began.
 struct Cursor {
   int head = 0, tile, left;
 
   __device__ Cursor(const AttentionGradient& p, const Piece& piece)
-      : tile(piece.first_tile), left(p.group * (p.q_tiles - piece.first_tile)) {}
+      : tile(p.rising ? p.q_tiles - 1 : piece.first_tile), left(p.group * (p.q_tiles - piece.first_tile)) {}
   __device__ bool is_last() const { return left == 1; }
   /// By as many tiles, if there are.
-  __device__ void skip(const AttentionGradient& p, const Piece& piece, int tiles) {
-    for (; tiles > 0 && left > 0; --tiles) advance(p, piece);
+  __device__ void skip(const AttentionGradient& p, int tiles) {
+    for (; tiles > 0 && left > 0; --tiles) advance(p);
   }
-  __device__ void advance(const AttentionGradient& p, const Piece& piece) {
-    if (++tile == p.q_tiles) tile = piece.first_tile, ++head;
+  __device__ void advance(const AttentionGradient& p) {
+    if (++head == p.group) head = 0, tile += p.rising ? -1 : 1;
     --left;
+  }
+};
+
+/// Of the parts that pieces add to a tile of query gradients, that of one piece.
+struct TilePart {
+  int before, after;  ///< parts that come before and after it
+
+  template <int kQueries>
+  __device__ static TilePart at(const AttentionGradient& p, const Piece& piece, int tile) {
+    const int keys = (tile + 1) * kQueries + p.keys - p.sequence;
+    const int last = min(p.pieces - 1, (keys - 1) / kPieceKeys);  // piece that has a part
+    return p.rising ? TilePart{piece.part, last - piece.part} : TilePart{last - piece.part, piece.part};
   }
 };
 
 /// A tile of query gradients as pieces add to it.
 struct QueryTile {
-  std::int64_t index;    ///< in counters, and in sums
-  unsigned turn, parts;  ///< the count when it is this piece's turn; parts in all
+  TilePart part;
+  std::int64_t index;  ///< in counters, and in sums
+  unsigned turn;       ///< the count when it is this piece's turn
 
-  /// The last piece that has a part in a tile.
-  template <int kQueries>
-  __device__ static int last_part(const AttentionGradient& p, int tile) {
-    return min(p.pieces - 1, ((tile + 1) * kQueries - 1 + p.keys - p.sequence) / kPieceKeys);
-  }
   template <int kQueries>
   __device__ static QueryTile at(const AttentionGradient& p, const Piece& piece, const Cursor& cursor) {
-    const int last = last_part<kQueries>(p, cursor.tile);
     QueryTile result;
+    result.part = TilePart::at<kQueries>(p, piece, cursor.tile);
     result.index = (std::int64_t{piece.pair % p.slots} * p.group + cursor.head) * p.q_tiles + cursor.tile;
-    result.parts = static_cast<unsigned>(last + 1);
     // Every pair that had the slot before counted all its parts.
-    result.turn =
-        static_cast<unsigned>(piece.pair / p.slots) * result.parts + static_cast<unsigned>(last - piece.part);
+    const int parts = result.part.before + 1 + result.part.after;
+    result.turn = static_cast<unsigned>(piece.pair / p.slots * parts + result.part.before);
     return result;
   }
-  __device__ bool is_first() const { return turn % parts == 0; }
 };
 
 /// Addresses in shared memory.
