@@ -43,21 +43,42 @@ using Part = Pack<T, (sizeof(T) * kPack >= 16 ? 16 / static_cast<int>(sizeof(T))
 template <typename T>
 constexpr int kPartSize = static_cast<int>(sizeof(Part<T>) / sizeof(T));
 
-/// Elements outside of the run are zero.
+/// A thread's eight elements in words as they were read, so that the reads of all arrays are under way before
+/// the first is taken apart. Elements outside of the run are zero.
 template <typename T>
-__device__ inline void load(const T* from, const Lane& lane, T (&to)[kPack]) {
-  if (lane.whole) {
+class Elements {
+ public:
+  __device__ Elements(const T* from, const Lane& lane) {
+    if (lane.whole) {
+      using Bits = typename Part<T>::Bits;
 #pragma unroll
-    for (int first = 0; first < kPack; first += kPartSize<T>) {
-      const Part<T> part = Part<T>::load(from + lane.first + first);
+      for (int part = 0; part < kPack / kPartSize<T>; ++part) {
+        const Bits bits = *reinterpret_cast<const Bits*>(from + lane.first + part * kPartSize<T>);
+        memcpy(words_ + part * (sizeof(Bits) / 4), &bits, sizeof bits);
+      }
+    } else {
 #pragma unroll
-      for (int n = 0; n < kPartSize<T>; ++n) to[first + n] = part.value[n];
+      for (std::uint32_t& word : words_) word = 0;
+#pragma unroll
+      for (int n = 0; n < kPack; ++n) {
+        if (!lane.holds(n)) continue;
+        std::uint32_t bits = 0;
+        memcpy(&bits, from + lane.first + n, sizeof(T));
+        words_[n / kOfAWord] |= bits << n % kOfAWord * kBits;
+      }
     }
-  } else {
-#pragma unroll
-    for (int n = 0; n < kPack; ++n) to[n] = lane.holds(n) ? from[lane.first + n] : T{};
   }
-}
+  __device__ T operator[](int n) const {
+    const std::uint32_t bits = words_[n / kOfAWord] >> n % kOfAWord * kBits;
+    T value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+
+ private:
+  static constexpr int kBits = 8 * static_cast<int>(sizeof(T)), kOfAWord = 32 / kBits;
+  std::uint32_t words_[kPack / kOfAWord];
+};
 
 template <typename T>
 __device__ inline void store(T* to, const Lane& lane, const T (&from)[kPack]) {
@@ -109,24 +130,20 @@ template <typename T>
 constexpr bool kIsCode = std::is_same_v<T, std::int8_t> || std::is_same_v<T, std::uint8_t>;
 
 template <typename T>
-__device__ inline void load_moment(const void* from, const float* scales, std::int64_t blocks,
-                                   const Lane& lane, float (&to)[kPack]) {
-  if constexpr (std::is_same_v<T, float>) {
-    load(static_cast<const float*>(from), lane, to);
-  } else {
-    T stored[kPack];
-    load(static_cast<const T*>(from), lane, stored);
-    float scale = 0.0f;
-    if constexpr (kIsCode<T>) {
-      if (lane.block() < blocks) scale = scales[lane.block()];
-    }
+__device__ inline void widen(const Elements<T>& stored, const float* scales, std::int64_t blocks,
+                             const Lane& lane, float (&to)[kPack]) {
+  float scale = 0.0f;
+  if constexpr (kIsCode<T>) {
+    if (lane.block() < blocks) scale = scales[lane.block()];
+  }
 #pragma unroll
-    for (int n = 0; n < kPack; ++n) {
-      if constexpr (kIsCode<T>) {
-        to[n] = from_code(stored[n], scale);
-      } else {
-        to[n] = narrow::from_bf16(stored[n]);
-      }
+  for (int n = 0; n < kPack; ++n) {
+    if constexpr (std::is_same_v<T, float>) {
+      to[n] = stored[n];
+    } else if constexpr (kIsCode<T>) {
+      to[n] = from_code(stored[n], scale);
+    } else {
+      to[n] = narrow::from_bf16(stored[n]);
     }
   }
 }
@@ -198,8 +215,24 @@ struct Arrays {
 template <typename Parameter, typename Master, typename First, typename Second>
 __global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(const Arrays p, const StepScalars* scalars) {
   constexpr bool kSplit = std::is_same_v<Master, std::int16_t>;
-  if (scalars->skip != 0) return;
   const Lane lane = lane_of(p.size, p.lead, p.full);
+  const Elements<float> gradient(p.gradient, lane);
+  const Elements<Master> stored_master(static_cast<const Master*>(p.master), lane);
+  const Elements<First> stored_first(static_cast<const First*>(p.first), lane);
+  const Elements<Second> stored_second(static_cast<const Second*>(p.second), lane);
+  float master[kPack], first[kPack], second[kPack];
+  if constexpr (kSplit) {
+    const Elements<Parameter> stored_parameter(static_cast<const Parameter*>(p.parameter), lane);
+    if (scalars->skip != 0) return;
+#pragma unroll
+    for (int n = 0; n < kPack; ++n) master[n] = narrow::join({stored_parameter[n], stored_master[n]});
+  } else {
+    if (scalars->skip != 0) return;
+#pragma unroll
+    for (int n = 0; n < kPack; ++n) master[n] = stored_master[n];
+  }
+  widen(stored_first, p.first_scale, p.blocks, lane, first);
+  widen(stored_second, p.second_scale, p.blocks, lane, second);
   const AdamwStep step{scalars->gradient_scale,
                        scalars->learning_rate,
                        scalars->bias_correction1,
@@ -208,20 +241,6 @@ __global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(const Arrays p, 
                        p.beta2,
                        p.epsilon,
                        p.weight_decay};
-  float gradient[kPack], master[kPack], first[kPack], second[kPack];
-  load(p.gradient, lane, gradient);
-  Parameter parameter[kPack];
-  Master remainder[kPack];
-  if constexpr (kSplit) {
-    load(static_cast<const Parameter*>(p.parameter), lane, parameter);
-    load(static_cast<const Master*>(p.master), lane, remainder);
-#pragma unroll
-    for (int n = 0; n < kPack; ++n) master[n] = narrow::join({parameter[n], remainder[n]});
-  } else {
-    load(static_cast<const float*>(p.master), lane, master);
-  }
-  load_moment<First>(p.first, p.first_scale, p.blocks, lane, first);
-  load_moment<Second>(p.second, p.second_scale, p.blocks, lane, second);
 #pragma unroll
   for (int n = 0; n < kPack; ++n) {
     update_element(step, gradient[n], master[n], first[n], second[n]);
@@ -235,7 +254,9 @@ __global__ void __launch_bounds__(kThreads) narrow_adamw_kernel(const Arrays p, 
   }
   store_moment<First>(p.first, p.first_scale, p.blocks, lane, first, low);
   store_moment<Second>(p.second, p.second_scale, p.blocks, lane, second, high);
+  Parameter parameter[kPack];
   if constexpr (kSplit) {
+    Master remainder[kPack];
 #pragma unroll
     for (int n = 0; n < kPack; ++n) {
       const narrow::SplitMaster parts = narrow::split(master[n]);
@@ -286,8 +307,10 @@ __global__ void __launch_bounds__(kThreads)
     narrow_codes_kernel(const float* values, T* codes, float* scales, std::int64_t size, std::int64_t lead,
                         std::int64_t blocks) {
   const Lane lane = lane_of(size, lead, false);
+  const Elements<float> read(values, lane);
   float from[kPack];
-  load(values, lane, from);
+#pragma unroll
+  for (int n = 0; n < kPack; ++n) from[n] = read[n];
   std::uint32_t random[kPack];
 #pragma unroll
   for (int n = 0; n < kPack; ++n) random[n] = narrow::kNearest;
