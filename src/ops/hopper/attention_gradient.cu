@@ -23,7 +23,7 @@ struct RowValues {
   const __nv_bfloat16 *out, *dout;
   std::int64_t out_row, out_sample, dout_row, dout_sample;  ///< strides
   const float* statistics;
-  float2* rows;
+  float* rows;
   int heads, sequence, padded;
 };
 
@@ -67,7 +67,11 @@ __global__ void __launch_bounds__(256) row_values_kernel(RowValues<kHead> p) {
   const bool inside = row + part < p.sequence;
   const float log_sum =
       inside ? p.statistics[series * p.sequence + row + part] * kLog2E : __int_as_float(0x7f800000);
-  p.rows[series * p.padded + row + part] = float2{log_sum, inside ? sum : 0.0f};
+  constexpr int kQueries = GradientTiles<kHead>::kQueries;
+  const int at = row + part;
+  float* const to = p.rows + 2 * (series * p.padded + at / kQueries * kQueries) + at % kQueries;
+  to[0] = log_sum;
+  to[kQueries] = inside ? sum : 0.0f;
 }
 
 template <int kHead>
@@ -87,7 +91,7 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   p.key = sample_map(operands.key, batch, keys, key_cols, kPieceKeys);
   p.value = sample_map(operands.value, batch, keys, key_cols, kPieceKeys);
   p.sums = reinterpret_cast<float*>(memory);
-  float2* const rows = reinterpret_cast<float2*>(memory + layout.sums_bytes);
+  float* const rows = reinterpret_cast<float*>(memory + layout.sums_bytes);
   p.rows = rows;
   p.taken = reinterpret_cast<unsigned*>(memory + layout.sums_bytes + layout.rows_bytes);
   p.counters = p.taken + 1;

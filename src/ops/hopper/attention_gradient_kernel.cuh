@@ -16,8 +16,8 @@
 /// too, so that none waits for long. The first part is stored and the last one becomes the result, so that
 /// tiles need neither zeros nor a pass of their own, and few of them are in use at once.
 ///
-/// Pieces wait for pieces of lower numbers alone: for those before them of the same key head, and for the key
-/// head that had the memory of their tiles before. Blocks take numbers in rising order and work on them one
+/// Pieces wait for pieces of lower tickets alone: for those before them of the same key head, and for the key
+/// head that had the memory of their tiles before. Blocks take tickets in rising order and work on them one
 /// after the other, so that of all unfinished pieces that are taken the lowest waits for none, however few
 /// blocks run at once.
 namespace octet::hopper {
@@ -30,7 +30,8 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
   Tickets tickets(at.tickets());
   RingPlace<Tiles::kStages> ring;
   RingPlace<Tiles::kKeyStages> keys;
-  tickets.ask(p.taken);
+  const auto ask = [&] { tickets.ask(p.taken, [&](int ticket) { return Piece::number_of(p, ticket); }); };
+  ask();
   for (int number; (number = tickets.next<false>()) < pieces;) {
     const Piece piece = Piece::at<Tiles::kQueries>(p, number);
     bool keys_asked = false;
@@ -48,7 +49,7 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
       const std::int64_t row =
           ((std::int64_t{piece.sample} * p.kv_heads * p.group + head) * p.q_tiles + cursor.tile) *
           Tiles::kQueries;
-      load_bytes(at.rows(ring.place), p.rows + row, Tiles::kRowBytes, arrival);
+      load_bytes(at.rows(ring.place), p.rows + 2 * row, Tiles::kRowBytes, arrival);
       ring.advance();
       // After the first queries, for which there may be room before the keys of an earlier piece are given
       // up.
@@ -66,7 +67,7 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
         keys.advance();
       }
       // Not sooner: pieces that come after it wait for the next one.
-      if (cursor.is_last()) tickets.ask(p.taken);
+      if (cursor.is_last()) ask();
     }
   }
 }
@@ -150,6 +151,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
                                          int pieces, int half) {
   using Tiles = GradientTiles<kHead>;
   constexpr bool kAhead = kHead == 64;
+  // Whether the first scores of the next piece are computed while results are written.
+  constexpr bool kNextSoon = Tiles::kKeyStages > 1;
   constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBoxBytes);
   const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
   const int key_row = half * 64 + thread / 32 * 16 + lane / 4;  // and 8 rows below
@@ -160,36 +163,43 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
   RingPlace<Tiles::kKeyStages> keys;
   RingPlace<Tiles::kSumPlaces> sums;
   int turn = 0;
-  for (int number; (number = tickets.next<true>()) < pieces;) {
-    const Piece piece = Piece::at<kQueries>(p, number);
-    float dkey[kHead / 2], dvalue[kHead / 2], s[kQueries / 2];
-    std::uint32_t gradients[kQueries / 16][4];
-    const std::uint32_t key = at.key(keys.place), value = at.value(keys.place);
-    // 16 elements of all queries' heads, and of this half's keys'
-    const auto query_part = [&](std::uint32_t tile, int i) {
-      return operand_at(tile + i / 4 * kQueries * 128) + i % 4 * kAcross;
-    };
-    const auto key_part = [&](std::uint32_t tile, int i) {
-      return operand_at(tile + (i / 4 * kPieceKeys + half * 64) * 128) + i % 4 * kAcross;
-    };
-    const auto begin_scores = [&] {
-      wait(at.full(ring.place), ring.parity);
-      products_begin();
+  float s[kQueries / 2];
+  // 16 elements of all queries' heads, and of this half's keys'
+  const auto query_part = [&](std::uint32_t tile, int i) {
+    return operand_at(tile + i / 4 * kQueries * 128) + i % 4 * kAcross;
+  };
+  const auto key_part = [&](std::uint32_t tile, int i) {
+    return operand_at(tile + (i / 4 * kPieceKeys + half * 64) * 128) + i % 4 * kAcross;
+  };
+  const auto begin_scores = [&] {
+    wait(at.full(ring.place), ring.parity);
+    products_begin();
 #pragma unroll
-      for (int i = 0; i < kHead / 16; ++i) {
-        warpgroup_product<false, false>(s, key_part(key, i), query_part(at.query(ring.place), i), i > 0);
-      }
-      products_commit();
-    };
+    for (int i = 0; i < kHead / 16; ++i) {
+      warpgroup_product<false, false>(s, key_part(at.key(keys.place), i), query_part(at.query(ring.place), i),
+                                      i > 0);
+    }
+    products_commit();
+  };
+  const auto begin_piece = [&] {
     wait(at.keys_full(keys.place), keys.parity);
     begin_scores();
+  };
+  int number = tickets.next<true>();
+  if (number >= pieces) return;
+  begin_piece();
+  while (true) {
+    const Piece piece = Piece::at<kQueries>(p, number);
+    float dkey[kHead / 2], dvalue[kHead / 2];
+    std::uint32_t gradients[kQueries / 16][4];
+    const std::uint32_t key = at.key(keys.place), value = at.value(keys.place);
     products_wait<0>();
     settled(s);
     int more = 0;
     Cursor cursor(p, piece);
     const auto step = [&](auto is_last) {
       const std::uint32_t query = at.query(ring.place), dout = at.dout(ring.place);
-      const std::uint32_t rows = at.rows(ring.place) + lane % 4 * 16;
+      const std::uint32_t rows = at.rows(ring.place) + lane % 4 * 8;
       float ds[kQueries / 2];
       products_begin();
 #pragma unroll
@@ -202,11 +212,11 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       const bool hidden = sees + kPieceKeys > 1;
 #pragma unroll
       for (int i = 0; i < kQueries / 2; i += 4) {
-        const float4 two = load_floats(rows + i * 16);
+        const float2 two = load_two_floats(rows + i * 8);
 #pragma unroll
         for (int h = 0; h < 4; h += 2) {
           s[i + h] = approximate_exp2(s[i + h] * scale - two.x);
-          s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - two.z);
+          s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - two.y);
         }
       }
       // Behind a branch, since ptxas would wait for score gradients before it is done with the powers.
@@ -236,11 +246,11 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         products_commit();
 #pragma unroll
         for (int i = 8 * part * kSteps; i < 8 * (part + 1) * kSteps; i += 4) {
-          const float4 two = load_floats(rows + i * 16);
+          const float2 two = load_two_floats(rows + kQueries * 4 + i * 8);
 #pragma unroll
           for (int h = 0; h < 4; h += 2) {
             gradients[i / 8][i % 8 / 2 + h / 2] =
-                packed(s[i + h] * (ds[i + h] - two.y), s[i + h + 1] * (ds[i + h + 1] - two.w));
+                packed(s[i + h] * (ds[i + h] - two.x), s[i + h + 1] * (ds[i + h + 1] - two.y));
           }
         }
       }
@@ -330,23 +340,33 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
     if (thread == 0) arrive(at.keys_empty(keys.place));
     keys.advance();
     // Where score gradients of this warpgroup come next.
+    const auto write_results = [&] {
 #pragma unroll
-    for (int i = 0; i < kHead / 32; ++i) {
-      const bool is_key = i < kHead / 64;
-      const int part = i % (kHead / 64);
-      if (i >= kBoxes) {
-        if (thread == 0) wait_for_reads<0>();
+      for (int i = 0; i < kHead / 32; ++i) {
+        const bool is_key = i < kHead / 64;
+        const int part = i % (kHead / 64);
+        if (i >= kBoxes) {
+          if (thread == 0) wait_for_reads<0>();
+          named_barrier(own_barrier, kGroup);
+        }
+        const std::uint32_t box = at.box(turn, half, i % kBoxes);
+        store_box(box, (is_key ? dkey : dvalue) + part * 32, is_key ? p.scale : 1.0f);
+        stores_before_copies();
         named_barrier(own_barrier, kGroup);
+        if (thread == 0) {
+          store(is_key ? p.dkey : p.dvalue, box, piece.kv_head * kHead + part * 64,
+                piece.part * kPieceKeys + half * 64, piece.sample);
+        }
       }
-      const std::uint32_t box = at.box(turn, half, i % kBoxes);
-      store_box(box, (is_key ? dkey : dvalue) + part * 32, is_key ? p.scale : 1.0f);
-      stores_before_copies();
-      named_barrier(own_barrier, kGroup);
-      if (thread == 0) {
-        store(is_key ? p.dkey : p.dvalue, box, piece.kv_head * kHead + part * 64,
-              piece.part * kPieceKeys + half * 64, piece.sample);
-      }
+    };
+    number = tickets.next<true>();
+    if (number >= pieces) {
+      write_results();
+      break;
     }
+    if constexpr (kNextSoon) begin_piece();
+    write_results();
+    if constexpr (!kNextSoon) begin_piece();
   }
   if (thread == 0) wait_for_stores();
 }

@@ -33,7 +33,7 @@ struct GradientTiles {
 struct AttentionGradient {
   CUtensorMap query, key, value, dout;  ///< boxes of 64 columns; 128 keys, or the queries of a tile
   CUtensorMap dquery, dkey, dvalue;     ///< boxes of 64 columns and 64 rows
-  const float2* rows;  ///< [batch·heads, q_tiles·kQueries]: log2(e) · log-sum-exp and sum(out · dout)
+  const float* rows;   ///< [batch·heads, q_tiles, 2, kQueries]: log2(e) · log-sum-exp, and sum(out · dout)
   float* sums;         ///< [slots, group, q_tiles, kSums]: of query gradients
   unsigned* counters;  ///< [slots, group, q_tiles]: what was done to each of these tiles; 0 at first
   unsigned* taken;     ///< pieces; 0 at first
@@ -46,18 +46,25 @@ struct AttentionGradient {
   float scale;
 };
 
-/// A piece of work, by its number: pieces of a key head in the order in which they add to query gradients.
+/// A piece of work, of which there are `pieces` a pair.
 struct Piece {
   int pair, sample, kv_head, part;  ///< pair: of sample and key head; part: which 128 keys
   int first_tile;                   ///< of queries that see any of them
 
+  /// The number of the piece with this ticket: pieces of a pair in the order in which they add to query
+  /// gradients, and pairs by turns.
+  __device__ static int number_of(const AttentionGradient& p, int ticket) {
+    const int pairs = p.batch * p.kv_heads;
+    if (ticket >= pairs * p.pieces) return ticket;  // there are no more
+    const int all = p.mixed * p.pieces, begin = ticket / all * p.mixed, place = ticket % all;
+    const int mixed = min(p.mixed, pairs - begin), turn = place / mixed;
+    return (begin + place % mixed) * p.pieces + (p.rising ? turn : p.pieces - 1 - turn);
+  }
   template <int kQueries>
   __device__ static Piece at(const AttentionGradient& p, int number) {
     Piece result;
-    const int all = p.mixed * p.pieces, begin = number / all * p.mixed, place = number % all;
-    const int pairs = min(p.mixed, p.batch * p.kv_heads - begin), turn = place / pairs;
-    result.pair = begin + place % pairs;
-    result.part = p.rising ? turn : p.pieces - 1 - turn;
+    result.pair = number / p.pieces;
+    result.part = number % p.pieces;
     result.sample = result.pair / p.kv_heads;
     result.kv_head = result.pair % p.kv_heads;
     result.first_tile = max(0, result.part * kPieceKeys - (p.keys - p.sequence)) / kQueries;

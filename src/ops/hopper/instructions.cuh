@@ -253,6 +253,11 @@ __device__ inline void store_floats(std::uint32_t to, float a, float b, float c,
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
 }
+__device__ inline float2 load_two_floats(std::uint32_t from) {
+  float2 two;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(from) : "memory");
+  return two;
+}
 __device__ inline float4 load_floats(std::uint32_t from) {
   float4 four;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

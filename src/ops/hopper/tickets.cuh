@@ -22,11 +22,16 @@ class Tickets {
     }
   }
 
-  /// Of one thread of the block, which is a reader. taken: in global memory, 0 at first.
-  __device__ void ask(unsigned* taken) {
+  /// Of one thread of the block, which is a reader. taken: in global memory, 0 at first. next() gives
+  /// order(ticket).
+  template <typename Order>
+  __device__ void ask(unsigned* taken, Order order) {
     wait(read_ + 8 * turn_, parity_ ^ 1);
-    store_word(numbers_ + 4 * turn_, static_cast<int>(atomicAdd(taken, 1u)));
+    store_word(numbers_ + 4 * turn_, order(static_cast<int>(atomicAdd(taken, 1u))));
     arrive(known_ + 8 * turn_);
+  }
+  __device__ void ask(unsigned* taken) {
+    ask(taken, [](int ticket) { return ticket; });
   }
 
   /// The number that was asked for.

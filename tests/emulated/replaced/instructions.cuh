@@ -145,6 +145,12 @@ inline void store_floats(std::uint32_t to, float a, float b, float c, float d) {
   if (to % 16 != 0) emulation::stop("four numbers at an address that is not a multiple of 16");
   store_shared(to, all, sizeof all);
 }
+inline float2 load_two_floats(std::uint32_t from) {
+  float2 two;
+  if (from % 8 != 0) emulation::stop("two numbers at an address that is not a multiple of 8");
+  memcpy(&two, emulation::shared_at(emulation::this_block(), from, sizeof two), sizeof two);
+  return two;
+}
 inline float4 load_floats(std::uint32_t from) {
   float4 four;
   if (from % 16 != 0) emulation::stop("four numbers at an address that is not a multiple of 16");
