@@ -139,6 +139,10 @@ void copy_rows(cudaStream_t stream, DType dtype, std::int64_t batch, std::int64_
 
 void fill(cudaStream_t stream, Tensor values, float value) {
   if (values.size() == 0) return;
+  if (value == 0.0f) {
+    OCTET_CUDA(cudaMemsetAsync(values.data, 0, static_cast<std::size_t>(values.bytes()), stream));
+    return;
+  }
   with_type(values.dtype, [&](auto element) {
     using T = decltype(element);
     fill_kernel<T><<<grid_size(divide_up(values.size(), kThreads)), kThreads, 0, stream>>>(

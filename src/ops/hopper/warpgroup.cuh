@@ -26,8 +26,9 @@ __device__ inline std::uint32_t packed(float a, float b) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
+/// By one instruction each, where the compiler's own way takes two for the upper one.
 __device__ inline float2 unpacked(std::uint32_t word) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&word));
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
 }
 
 }  // namespace octet::hopper
