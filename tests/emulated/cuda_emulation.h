@@ -169,6 +169,11 @@ inline float __int_as_float(int bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline float __uint_as_float(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   return cudaSuccess;
