@@ -151,8 +151,6 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
                                          int pieces, int half) {
   using Tiles = GradientTiles<kHead>;
   constexpr bool kAhead = kHead == 64;
-  // Whether the first scores of the next piece are computed while results are written.
-  constexpr bool kNextSoon = Tiles::kKeyStages > 1;
   constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBoxBytes);
   const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
   const int key_row = half * 64 + thread / 32 * 16 + lane / 4;  // and 8 rows below
@@ -163,36 +161,29 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
   RingPlace<Tiles::kKeyStages> keys;
   RingPlace<Tiles::kSumPlaces> sums;
   int turn = 0;
-  float s[kQueries / 2];
-  // 16 elements of all queries' heads, and of this half's keys'
-  const auto query_part = [&](std::uint32_t tile, int i) {
-    return operand_at(tile + i / 4 * kQueries * 128) + i % 4 * kAcross;
-  };
-  const auto key_part = [&](std::uint32_t tile, int i) {
-    return operand_at(tile + (i / 4 * kPieceKeys + half * 64) * 128) + i % 4 * kAcross;
-  };
-  const auto begin_scores = [&] {
-    wait(at.full(ring.place), ring.parity);
-    products_begin();
-#pragma unroll
-    for (int i = 0; i < kHead / 16; ++i) {
-      warpgroup_product<false, false>(s, key_part(at.key(keys.place), i), query_part(at.query(ring.place), i),
-                                      i > 0);
-    }
-    products_commit();
-  };
-  const auto begin_piece = [&] {
-    wait(at.keys_full(keys.place), keys.parity);
-    begin_scores();
-  };
-  int number = tickets.next<true>();
-  if (number >= pieces) return;
-  begin_piece();
-  while (true) {
+  for (int number; (number = tickets.next<true>()) < pieces;) {
     const Piece piece = Piece::at<kQueries>(p, number);
-    float dkey[kHead / 2], dvalue[kHead / 2];
+    float dkey[kHead / 2], dvalue[kHead / 2], s[kQueries / 2];
     std::uint32_t gradients[kQueries / 16][4];
     const std::uint32_t key = at.key(keys.place), value = at.value(keys.place);
+    // 16 elements of all queries' heads, and of this half's keys'
+    const auto query_part = [&](std::uint32_t tile, int i) {
+      return operand_at(tile + i / 4 * kQueries * 128) + i % 4 * kAcross;
+    };
+    const auto key_part = [&](std::uint32_t tile, int i) {
+      return operand_at(tile + (i / 4 * kPieceKeys + half * 64) * 128) + i % 4 * kAcross;
+    };
+    const auto begin_scores = [&] {
+      wait(at.full(ring.place), ring.parity);
+      products_begin();
+#pragma unroll
+      for (int i = 0; i < kHead / 16; ++i) {
+        warpgroup_product<false, false>(s, key_part(key, i), query_part(at.query(ring.place), i), i > 0);
+      }
+      products_commit();
+    };
+    wait(at.keys_full(keys.place), keys.parity);
+    begin_scores();
     products_wait<0>();
     settled(s);
     int more = 0;
@@ -340,33 +331,23 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
     if (thread == 0) arrive(at.keys_empty(keys.place));
     keys.advance();
     // Where score gradients of this warpgroup come next.
-    const auto write_results = [&] {
 #pragma unroll
-      for (int i = 0; i < kHead / 32; ++i) {
-        const bool is_key = i < kHead / 64;
-        const int part = i % (kHead / 64);
-        if (i >= kBoxes) {
-          if (thread == 0) wait_for_reads<0>();
-          named_barrier(own_barrier, kGroup);
-        }
-        const std::uint32_t box = at.box(turn, half, i % kBoxes);
-        store_box(box, (is_key ? dkey : dvalue) + part * 32, is_key ? p.scale : 1.0f);
-        stores_before_copies();
+    for (int i = 0; i < kHead / 32; ++i) {
+      const bool is_key = i < kHead / 64;
+      const int part = i % (kHead / 64);
+      if (i >= kBoxes) {
+        if (thread == 0) wait_for_reads<0>();
         named_barrier(own_barrier, kGroup);
-        if (thread == 0) {
-          store(is_key ? p.dkey : p.dvalue, box, piece.kv_head * kHead + part * 64,
-                piece.part * kPieceKeys + half * 64, piece.sample);
-        }
       }
-    };
-    number = tickets.next<true>();
-    if (number >= pieces) {
-      write_results();
-      break;
+      const std::uint32_t box = at.box(turn, half, i % kBoxes);
+      store_box(box, (is_key ? dkey : dvalue) + part * 32, is_key ? p.scale : 1.0f);
+      stores_before_copies();
+      named_barrier(own_barrier, kGroup);
+      if (thread == 0) {
+        store(is_key ? p.dkey : p.dvalue, box, piece.kv_head * kHead + part * 64,
+              piece.part * kPieceKeys + half * 64, piece.sample);
+      }
     }
-    if constexpr (kNextSoon) begin_piece();
-    write_results();
-    if constexpr (!kNextSoon) begin_piece();
   }
   if (thread == 0) wait_for_stores();
 }
