@@ -34,22 +34,25 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
   ask();
   for (int number; (number = tickets.next<false>()) < pieces;) {
     const Piece piece = Piece::at<Tiles::kQueries>(p, number);
+    const int first_head = piece.kv_head * p.group;
+    const int rows_head = piece.sample * p.kv_heads * p.group + first_head;
     bool keys_asked = false;
     for (Cursor cursor(p, piece); cursor.left > 0; cursor.advance(p)) {
-      const int head = piece.kv_head * p.group + cursor.head;
-      const std::uint32_t arrival = at.full(ring.place);
+      // All that can be computed before the place is free.
+      const int head = first_head + cursor.head, col = head * kHead, row = cursor.tile * Tiles::kQueries;
+      const float* const rows =
+          p.rows + (std::int64_t{rows_head + cursor.head} * p.q_tiles + cursor.tile) * (2 * Tiles::kQueries);
+      const std::uint32_t arrival = at.full(ring.place), query = at.query(ring.place),
+                          dout = at.dout(ring.place), rows_place = at.rows(ring.place);
       wait(at.empty(ring.place), ring.parity ^ 1);
       arrive_expecting(arrival, Tiles::kStageBytes + Tiles::kRowBytes);
       for (int part = 0; part < kHead / 64; ++part) {
-        const int offset = part * Tiles::kQueries * 128, col = head * kHead + part * 64;
-        load(at.query(ring.place) + offset, p.query, arrival, col, cursor.tile * Tiles::kQueries,
-             piece.sample);
-        load(at.dout(ring.place) + offset, p.dout, arrival, col, cursor.tile * Tiles::kQueries, piece.sample);
+        load(query + part * Tiles::kQueries * 128, p.query, arrival, col + part * 64, row, piece.sample);
       }
-      const std::int64_t row =
-          ((std::int64_t{piece.sample} * p.kv_heads * p.group + head) * p.q_tiles + cursor.tile) *
-          Tiles::kQueries;
-      load_bytes(at.rows(ring.place), p.rows + 2 * row, Tiles::kRowBytes, arrival);
+      load_bytes(rows_place, rows, Tiles::kRowBytes, arrival);
+      for (int part = 0; part < kHead / 64; ++part) {
+        load(dout + part * Tiles::kQueries * 128, p.dout, arrival, col + part * 64, row, piece.sample);
+      }
       ring.advance();
       // After the first queries, for which there may be room before the keys of an earlier piece are given
       // up.
@@ -88,8 +91,9 @@ __device__ inline void add_query_gradients(const AttentionGradient& p, const Gra
     const int tiles = cursor.left;
     // The place for the query gradients of a tile, after those before were copied from it.
     const auto give_place = [&] {
-      const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
-      if (tile.part.after == 0 && tile.part.before > 0) {
+      const TilePart part = TilePart::at<Tiles::kQueries>(p, piece, cursor.tile);
+      if (part.after == 0 && part.before > 0) {
+        const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
         wait_for_count(p.counters + tile.index, tile.turn);
         arrive_expecting(ready, kBytes);
         load_bytes(sums, p.sums + tile.index * Tiles::kSums, kBytes, ready);

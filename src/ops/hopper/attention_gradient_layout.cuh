@@ -50,6 +50,7 @@ struct AttentionGradient {
 struct Piece {
   int pair, sample, kv_head, part;  ///< pair: of sample and key head; part: which 128 keys
   int first_tile;                   ///< of queries that see any of them
+  int sums_head, round;             ///< where the pair's query gradients are; pairs that were there before
 
   /// The number of the piece with this ticket: pieces of a pair in the order in which they add to query
   /// gradients, and pairs by turns.
@@ -67,6 +68,8 @@ struct Piece {
     result.part = number % p.pieces;
     result.sample = result.pair / p.kv_heads;
     result.kv_head = result.pair % p.kv_heads;
+    result.sums_head = result.pair % p.slots * p.group;
+    result.round = result.pair / p.slots;
     result.first_tile = max(0, result.part * kPieceKeys - (p.keys - p.sequence)) / kQueries;
     return result;
   }
@@ -113,10 +116,10 @@ struct QueryTile {
   __device__ static QueryTile at(const AttentionGradient& p, const Piece& piece, const Cursor& cursor) {
     QueryTile result;
     result.part = TilePart::at<kQueries>(p, piece, cursor.tile);
-    result.index = (std::int64_t{piece.pair % p.slots} * p.group + cursor.head) * p.q_tiles + cursor.tile;
+    result.index = std::int64_t{piece.sums_head + cursor.head} * p.q_tiles + cursor.tile;
     // Every pair that had the slot before counted all its parts.
     const int parts = result.part.before + 1 + result.part.after;
-    result.turn = static_cast<unsigned>(piece.pair / p.slots * parts + result.part.before);
+    result.turn = static_cast<unsigned>(piece.round * parts + result.part.before);
     return result;
   }
 };
