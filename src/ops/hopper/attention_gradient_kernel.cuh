@@ -42,16 +42,22 @@ __device__ inline void load_operands(const AttentionGradient& p, const GradientM
       const int head = first_head + cursor.head, col = head * kHead, row = cursor.tile * Tiles::kQueries;
       const float* const rows =
           p.rows + (std::int64_t{rows_head + cursor.head} * p.q_tiles + cursor.tile) * (2 * Tiles::kQueries);
-      const std::uint32_t arrival = at.full(ring.place), query = at.query(ring.place),
-                          dout = at.dout(ring.place), rows_place = at.rows(ring.place);
+      const std::uint32_t arrival = at.full(ring.place), dout_arrival = at.dout_full(ring.place),
+                          query = at.query(ring.place), dout = at.dout(ring.place),
+                          rows_place = at.rows(ring.place);
       wait(at.empty(ring.place), ring.parity ^ 1);
-      arrive_expecting(arrival, Tiles::kStageBytes + Tiles::kRowBytes);
+      if constexpr (Tiles::kDoutApart) {
+        arrive_expecting(arrival, Tiles::kQueryBytes + Tiles::kRowBytes);
+        arrive_expecting(dout_arrival, Tiles::kQueryBytes);
+      } else {
+        arrive_expecting(arrival, 2 * Tiles::kQueryBytes + Tiles::kRowBytes);
+      }
       for (int part = 0; part < kHead / 64; ++part) {
         load(query + part * Tiles::kQueries * 128, p.query, arrival, col + part * 64, row, piece.sample);
       }
       load_bytes(rows_place, rows, Tiles::kRowBytes, arrival);
       for (int part = 0; part < kHead / 64; ++part) {
-        load(dout + part * Tiles::kQueries * 128, p.dout, arrival, col + part * 64, row, piece.sample);
+        load(dout + part * Tiles::kQueries * 128, p.dout, dout_arrival, col + part * 64, row, piece.sample);
       }
       ring.advance();
       // After the first queries, for which there may be room before the keys of an earlier piece are given
@@ -196,6 +202,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       const std::uint32_t query = at.query(ring.place), dout = at.dout(ring.place);
       const std::uint32_t rows = at.rows(ring.place) + lane % 4 * 8;
       float ds[kQueries / 2];
+      if constexpr (Tiles::kDoutApart) wait(at.dout_full(ring.place), ring.parity);
       products_begin();
 #pragma unroll
       for (int i = 0; i < kHead / 16; ++i) {
@@ -205,6 +212,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       // The first query that sees the key of row 0, as a column of the tile.
       const int sees = piece.part * kPieceKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
       const bool hidden = sees + kPieceKeys > 1;
+      const TilePart part = TilePart::at<kQueries>(p, piece, cursor.tile);
+      const bool is_result = part.after == 0, has_others = part.before > 0;
 #pragma unroll
       for (int i = 0; i < kQueries / 2; i += 4) {
         const float2 two = load_two_floats(rows + i * 8);
@@ -293,9 +302,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       settled(dquery);
       wait(at.sums_ready(sums.place), sums.parity);
       const std::uint32_t own = at.sums(sums.place, half) + thread * 16;
-      const TilePart part = TilePart::at<kQueries>(p, piece, cursor.tile);
-      if (part.after == 0) {
-        if (part.before > 0) {
+      if (is_result) {
+        if (has_others) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const float4 others = load_floats(own + i * kGroup * 16);

@@ -21,7 +21,9 @@ struct GradientTiles {
   static constexpr int kStageBytes = 2 * kQueryBytes;
   static constexpr int kScoreBytes = kPieceKeys * kQueries * 2;
   static constexpr int kSums = kQueries * kHead;  ///< of a tile of query gradients
-  static constexpr int kBarriers = 2 * (kKeyStages + kStages + kSumPlaces);
+  /// Whether queries may come before gradients of outputs, which the next scores do not need.
+  static constexpr bool kDoutApart = kHead == 128;
+  static constexpr int kBarriers = 2 * (kKeyStages + kStages + kSumPlaces) + (kDoutApart ? kStages : 0);
   /// With 256 bytes to align to the 1024 of a swizzle: on GPUs, where a kernel without static shared memory
   /// has its dynamic memory at a multiple of 1024 already, none are needed, and there is no room for more.
   static constexpr int kSharedBytes = 256 + kKeyStages * 2 * kKeyBytes + kStages * (kStageBytes + kRowBytes) +
@@ -154,7 +156,12 @@ struct GradientMemory {
   __device__ std::uint32_t keys_full(int stage) const { return tickets() + Tickets::kBytes + 8 * stage; }
   __device__ std::uint32_t keys_empty(int stage) const { return keys_full(kKeyStages + stage); }
   __device__ std::uint32_t full(int stage) const { return keys_empty(kKeyStages + stage); }
-  __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
+  __device__ std::uint32_t dout_full(int stage) const {
+    return Tiles::kDoutApart ? full(kStages + stage) : full(stage);
+  }
+  __device__ std::uint32_t empty(int stage) const {
+    return full((Tiles::kDoutApart ? 2 : 1) * kStages + stage);
+  }
   /// sums() may be written, and hold the other parts where this is the last one; they were written.
   __device__ std::uint32_t sums_ready(int place) const { return empty(kStages + place); }
   __device__ std::uint32_t sums_full(int place) const { return sums_ready(kSumPlaces + place); }
@@ -168,6 +175,7 @@ struct GradientMemory {
     }
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(full(stage), 1);
+      if (Tiles::kDoutApart) barrier_init(dout_full(stage), 1);
       barrier_init(empty(stage), 2);
     }
     for (int place = 0; place < kSumPlaces; ++place) {
