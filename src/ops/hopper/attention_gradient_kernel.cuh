@@ -161,6 +161,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
                                          int pieces, int half) {
   using Tiles = GradientTiles<kHead>;
   constexpr bool kAhead = kHead == 64;
+  // Whether it is found out beside products which part of a tile comes next, where registers allow it.
+  constexpr bool kPartAhead = kHead == 128;
   constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBoxBytes);
   const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
   const int key_row = half * 64 + thread / 32 * 16 + lane / 4;  // and 8 rows below
@@ -212,8 +214,8 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       // The first query that sees the key of row 0, as a column of the tile.
       const int sees = piece.part * kPieceKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
       const bool hidden = sees + kPieceKeys > 1;
-      const TilePart part = TilePart::at<kQueries>(p, piece, cursor.tile);
-      const bool is_result = part.after == 0, has_others = part.before > 0;
+      TilePart part;
+      if constexpr (kPartAhead) part = TilePart::at<kQueries>(p, piece, cursor.tile);
 #pragma unroll
       for (int i = 0; i < kQueries / 2; i += 4) {
         const float2 two = load_two_floats(rows + i * 8);
@@ -302,8 +304,9 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       settled(dquery);
       wait(at.sums_ready(sums.place), sums.parity);
       const std::uint32_t own = at.sums(sums.place, half) + thread * 16;
-      if (is_result) {
-        if (has_others) {
+      if constexpr (!kPartAhead) part = TilePart::at<kQueries>(p, piece, cursor.tile);
+      if (part.after == 0) {
+        if (part.before > 0) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
             const float4 others = load_floats(own + i * kGroup * 16);
