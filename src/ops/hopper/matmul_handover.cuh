@@ -32,7 +32,8 @@ class Handover {
   static constexpr int kBiasPlaces = 4;  ///< as many tiles as the loading thread may be ahead, and one
   static constexpr int kBiasBytes = kCols * 2;
   static constexpr int kColumnSumBytes = kFinishingWarps * kCols * 4;
-  static constexpr int kBytes = 2 * kHalfBytes + kBiasPlaces * kBiasBytes + 2 * kColumnSumBytes + 2 * (8 + 8);
+  static constexpr int kBarriersAt = 2 * kHalfBytes + kBiasPlaces * kBiasBytes + 2 * kColumnSumBytes;
+  static constexpr int kBytes = kBarriersAt + 2 * (8 + 8);
 
   __device__ explicit Handover(std::uint32_t at) : at_(at) {}
 
@@ -102,17 +103,11 @@ class Handover {
   }
 
  private:
-  __device__ std::uint32_t barriers() const {
-    return at_ + kBytes - 2 * (8 + 8 + 4) - 8;
-  }
   __device__ std::uint32_t full(int half) const {
-    return barriers() + 8 * half;
+    return at_ + kBarriersAt + 8 * half;
   }
   __device__ std::uint32_t empty(int half) const {
-    return barriers() + 16 + 8 * half;
-  }
-  __device__ std::uint32_t number_at(int half) const {
-    return barriers() + 32 + 4 * half;
+    return full(half) + 16;
   }
   __device__ std::uint32_t next_bias() {
     bias_place_ = (bias_place_ + 1) % kBiasPlaces;
