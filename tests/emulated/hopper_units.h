@@ -114,10 +114,20 @@ inline ThreadUnits& this_thread() {
   return units_of(this_block()).threads[thread_in_block()];
 }
 
+/// What lies in shared memory where a barrier is, so that a store over it is noticed.
+constexpr std::uint64_t kBarrierMark = 0xb0a71e45c3d2f196;
+
+inline void make_barrier(int block, std::uint32_t address, int arrivals) {
+  std::memcpy(shared_at(block, address, sizeof kBarrierMark), &kBarrierMark, sizeof kBarrierMark);
+  units_of(block).barriers[address] = {arrivals, arrivals};
+}
 inline TransactionBarrier& barrier_at(int block, std::uint32_t address) {
   auto& barriers = units_of(block).barriers;
   const auto found = barriers.find(address);
   if (found == barriers.end()) stop("no barrier at " + std::to_string(address));
+  if (std::memcmp(shared_at(block, address, sizeof kBarrierMark), &kBarrierMark, sizeof kBarrierMark) != 0) {
+    stop("the barrier at " + std::to_string(address) + " was written over");
+  }
   if (!is_running(block)) stop("an arrival at a block that has returned");
   return found->second;
 }

@@ -40,9 +40,8 @@ inline void named_barrier(int barrier, int threads) {
   emulation::named_barrier(barrier, threads);
 }
 inline void barrier_init(std::uint32_t barrier, int arrivals) {
-  emulation::shared_at(emulation::this_block(), barrier, 8);
   if (barrier % 8 != 0) emulation::stop("a barrier at an address that is not a multiple of 8");
-  emulation::units_of(emulation::this_block()).barriers[barrier] = {arrivals, arrivals};
+  emulation::make_barrier(emulation::this_block(), barrier, arrivals);
 }
 inline void barriers_ready() {}
 
