@@ -8,7 +8,7 @@
 #include "warpgroup_product.cuh"
 
 /// Matrix products of bfloat16 with float32 sums: a persistent grid of clusters of two blocks, each block a
-/// tile of 128 x 256. A warpgroup of each block loads, the tiles of b for both blocks at once; two compute 64
+/// tile of 128 x 256. A thread of each block loads, the tiles of b for both blocks at once; two compute 64
 /// rows each (warp specialisation as in CUTLASS's cooperative kernels, Thakkar et al. 2023). Sums in float32
 /// are written by the copy engine while the next tile's operands already arrive; those in bfloat16 go to the
 /// idle warps of the loading warpgroup, which finish them while the next tile is computed.
