@@ -50,6 +50,8 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<Chunk>& ch
   rows_.wide = work("mlp activation", t, std::max(f, heads_.query()));
   rows_.dqkv = work("qkv gradient", t, heads_.packed());
   rows_.activation = split || keeps_activation() ? keep("mlp activation, kept", type, t, f) : -1;
+  rows_.attention_normed = keeps_normed() ? keep("attention input, kept", type, t, h) : -1;
+  rows_.mlp_normed = keeps_normed() ? keep("mlp input, kept", type, t, h) : -1;
   if (split) {
     rows_.down_dy = keep("mlp output gradient", type, t, h);
     rows_.up_x = keep("mlp input", type, t, h);
@@ -89,15 +91,16 @@ BlockStack::BlockStack(const LayerContext& context, const std::vector<Chunk>& ch
   }
 }
 
-void BlockStack::norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
-                              const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
-                              Tensor mean) {
+Tensor BlockStack::norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
+                                const ResidualStream& in, int weight_row, int bias_row, Tensor sum,
+                                Tensor rstd, Tensor mean) {
   const ModelShape& shape = context_.shape;
-  const Tensor y = tensor(rows_.normed, 0);
+  const Tensor y = keeps_normed() ? kept_normed(slab, which) : tensor(rows_.normed, 0);
   context_.ops.norm_forward(
       stream, {shape.norm(), shape.norm_epsilon, in.residual, in.delta, weight(weight_row), weight(bias_row),
                sum, y, rstd, mean, again ? Tensor{} : linears_.largest_input(slab, which),
                linears_.input_codes(layer, which, y)});
+  return y;
 }
 
 void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const ResidualStream& in, bool again) {
@@ -109,14 +112,15 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const Tensor x = tensor(rows_.x, slab), qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab);
   const Tensor middle = tensor(rows_.middle, slab), inner = tensor(rows_.inner, slab);
-  const Tensor normed = tensor(rows_.normed, 0), normed_whole = tensor(rows_.normed_whole, 0);
   const Tensor partial = tensor(rows_.partial, 0), delta = tensor(rows_.delta, 0);
 
-  norm_forward(stream, layer, slab, LinearLayer::kQkv, again, in, w.attention_norm, w.attention_norm_bias, x,
-               tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab));
+  const Tensor attention_normed =
+      norm_forward(stream, layer, slab, LinearLayer::kQkv, again, in, w.attention_norm, w.attention_norm_bias,
+                   x, tensor(rows_.attention_rstd, slab), tensor(rows_.attention_mean, slab));
+  const Tensor attention_in = axis.gathered(attention_normed, tensor(rows_.normed_whole, 0));
   const Tensor projected = w.q_norm < 0 ? qkv : tensor(rows_.unnormed, slab);
-  axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kQkv, piece, normed_whole, by_norm, projected);
+  axis.gather(stream, attention_normed, attention_in, [&](const TokenPiece& piece) {
+    linear_forward(stream, w, slab, LinearLayer::kQkv, piece, attention_in, by_norm, projected);
   });
   if (w.q_norm >= 0) {
     ops.head_norm_forward(stream, heads_, context_.shape.norm_epsilon, projected, weight(w.q_norm),
@@ -129,10 +133,12 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
     linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out,
                    again ? Measured::kBefore : Measured::kNot, partial);
   });
-  norm_forward(stream, layer, slab, LinearLayer::kUp, again, {x, attended}, w.mlp_norm, w.mlp_norm_bias,
-               middle, tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
-  axis.gather(stream, normed, normed_whole, [&](const TokenPiece& piece) {
-    linear_forward(stream, w, slab, LinearLayer::kUp, piece, normed_whole, by_norm, inner,
+  const Tensor mlp_normed =
+      norm_forward(stream, layer, slab, LinearLayer::kUp, again, {x, attended}, w.mlp_norm, w.mlp_norm_bias,
+                   middle, tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
+  const Tensor mlp_in = axis.gathered(mlp_normed, tensor(rows_.normed_whole, 0));
+  axis.gather(stream, mlp_normed, mlp_in, [&](const TokenPiece& piece) {
+    linear_forward(stream, w, slab, LinearLayer::kUp, piece, mlp_in, by_norm, inner,
                    keeps_activation() || (fuses_activation() && !again) ? activated(slab) : Tensor{});
   });
 }
@@ -264,7 +270,7 @@ void BlockStack::norm_backward(Stream& stream, const Weights& w, int slab, Linea
   if (direct_backward()) {
     args.y_codes = linears_.turned_input_codes(w.bucket - 1, which, dy);
     args.dx_codes = copies;
-  } else {
+  } else if (!keeps_normed()) {
     args.y = dy;
   }
   args.dweight = norm_gradient(w, slab, weight_row);
@@ -305,14 +311,14 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
   const Tensor activation = later(slab) ? tensor(rows_.activation, slab) : activated(slab);
   const bool fused = context_.shape.gated() ? fuses_activation() : keeps_activation();
   // Where a GELU's activation was kept, so is its input, whose gradient takes the room for an activation.
-  const Tensor dinner = keeps_activation() ? wide_mlp() : inner;
+  const Tensor dinner = keeps_activation() && !context_.shape.gated() ? wide_mlp() : inner;
   const Tensor x_whole = operand(slab, rows_.up_x, rows_.normed_whole);
   const Tensor x = axis.sequence_parallel() ? tensor(rows_.normed, 0) : x_whole;
 
   const Tensor dx_whole = axis.gathered(dx, tensor(rows_.partial, 0));
   axis.gather(stream, dx, dx_whole, [&](const TokenPiece& piece) {
     input_gradient(stream, w, slab, LinearLayer::kDown, piece, dx_whole, measured,
-                   keeps_activation() ? dinner : activation, fused ? inner : Tensor{});
+                   keeps_activation() ? wide_mlp() : activation, fused ? inner : Tensor{});
   });
   const Tensor dy = keep(stream, dx_whole, slab, rows_.down_dy);
   if (!fused) activate_backward(stream, w, slab, inner, activation);
@@ -329,7 +335,10 @@ void BlockStack::mlp_backward(Stream& stream, const Weights& w, int slab, Tensor
                 linears_.largest_gradient(slab, LinearLayer::kOutput),
                 linears_.gradient_codes(w.bucket - 1, LinearLayer::kOutput, dx));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
-  if (!later(slab)) weight_gradient(stream, w, slab, LinearLayer::kUp, dinner, normed, remade);
+  if (!later(slab)) {
+    weight_gradient(stream, w, slab, LinearLayer::kUp, dinner,
+                    keeps_normed() ? kept_normed(slab, LinearLayer::kUp) : normed, remade);
+  }
 }
 
 void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, Tensor dx, int below) {
@@ -367,7 +376,8 @@ void BlockStack::attention_backward(Stream& stream, const Weights& w, int slab, 
                 below < 0 ? none : linears_.gradient_codes(w.bucket - 2, LinearLayer::kDown, dx));
   const Tensor normed = axis.gather(stream, dnormed, x_whole, {}, gaps.after_norm);
   if (!later(slab)) {
-    weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv, normed,
+    weight_gradient(stream, w, slab, LinearLayer::kQkv, dqkv,
+                    keeps_normed() ? kept_normed(slab, LinearLayer::kQkv) : normed,
                     direct_backward() ? Measured::kCopied : Measured::kBefore);
   }
 }

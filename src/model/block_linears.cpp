@@ -254,7 +254,9 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
   if (!fp8()) {
     Matmul args{.a = dy, .b = w.values, .y = dx};
     if (inner) {
-      args.epilogue = context_.shape.gated() ? Epilogue::kSwigluGradient : Epilogue::kGeluGradient;
+      args.epilogue = !context_.shape.gated()     ? Epilogue::kGeluGradient
+                      : context_.keep_activations ? Epilogue::kSwigluGradientAlone
+                                                  : Epilogue::kSwigluGradient;
       args.inner = piece.of(inner);
       args.bias_gradient = dbias;
       args.accumulate_bias_gradient = accumulate || piece.begin > 0;

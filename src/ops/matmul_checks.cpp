@@ -27,8 +27,7 @@ void check_matmul(const Matmul& args) {
     const bool forward = args.epilogue == Epilogue::kGelu || args.epilogue == Epilogue::kSwiglu;
     OCTET_ASSERT(!args.transpose_a && args.transpose_b == forward);
     OCTET_ASSERT(args.y.dtype == compute && !args.accumulate);
-    const bool gated = args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient;
-    OCTET_ASSERT(args.inner.rows == m && args.inner.cols == (gated ? 2 : 1) * args.y.cols);
+    OCTET_ASSERT(args.inner.rows == m && args.inner.cols == (is_gated(args.epilogue) ? 2 : 1) * args.y.cols);
     OCTET_ASSERT(args.inner.dtype == compute);
     OCTET_ASSERT(args.inner.data != args.y.data);
     OCTET_ASSERT(forward || !args.bias);

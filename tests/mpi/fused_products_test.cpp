@@ -119,20 +119,23 @@ TEST(FusedProducts, CudaFastPathsFollowPlainOnesOver50Steps) {
   }
 }
 
-/// An activation is kept where it need not be rebuilt, and that alone.
-TEST(FusedProducts, KeepOneActivationALayerUnlessItIsRebuilt) {
-  Deck deck = gpt2("cpu", "fp32");
-  deck.batch.micro = 1;
-  const std::int64_t kept = deck.model.layers * deck.batch.sequence * deck.model.mlp * size_of(DType::kF32);
-  const auto activations = [&](const char* recompute, bool fused) {
-    deck.memory.recompute = recompute;
-    deck.run.fuse_matmul = fused;
-    return train(deck).activations;
-  };
-  const std::int64_t lean = activations("selective", true);
-  EXPECT_EQ(activations("none", true), lean + kept);
-  EXPECT_EQ(activations("none", false), lean);
-  EXPECT_LT(activations("block", true), lean);
+/// What need not be rebuilt is kept, and that alone: two norm outputs and an activation a layer.
+TEST(FusedProducts, KeepNormOutputsAndActivationsUnlessTheyAreRebuilt) {
+  for (Deck deck : {gpt2("cpu", "fp32"), llama("cpu", "fp32")}) {
+    SCOPED_TRACE(deck.model.family);
+    deck.batch.micro = 1;
+    const std::int64_t elements = deck.model.layers * deck.batch.sequence * size_of(DType::kF32);
+    const std::int64_t norms = elements * 2 * deck.model.hidden, activation = elements * deck.model.mlp;
+    const auto activations = [&](const char* recompute, bool fused) {
+      deck.memory.recompute = recompute;
+      deck.run.fuse_matmul = fused;
+      return train(deck, 1).activations;
+    };
+    const std::int64_t lean = activations("selective", true);
+    EXPECT_EQ(activations("none", true), lean + norms + activation);
+    EXPECT_EQ(activations("none", false), lean + norms);
+    EXPECT_LT(activations("block", true), lean);
+  }
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ class OwnProductsTest : public OpsTest {
   struct Sizes {
     std::int64_t m, n, k;
   };
-  /// Tiles are 256 x 256 by 64: within one, at its edges, several of them, and more than run at once, also
-  /// such as take one step along k, so that loads are tiles ahead. An emulated GPU runs two at once.
+  /// Tiles are 256 x 256 by 64: within one, at its edges, several of them, and five times what runs at once,
+  /// also such as take one step along k, so that loads are tiles ahead. An emulated GPU runs two at once.
   static std::vector<Sizes> sizes() {
     const bool emulated = make_cuda_device(0)->identity() == "emulated";
     return {{256, 256, 64},
@@ -20,7 +20,7 @@ class OwnProductsTest : public OpsTest {
             {300, 192, 200},
             {520, 448, 1000},
             {1, 320, 128},
-            {2304, emulated ? 704 : 4736, 136},
+            {emulated ? 2304 : 4352, emulated ? 704 : 4736, 136},
             {2304, emulated ? 704 : 2432, 40}};
   }
 
@@ -146,10 +146,15 @@ TEST_P(OwnProductsTest, EpiloguesOfSwiglu) {
       gradient.epilogue = Epilogue::kSwigluGradient;
       gradient.inner = bench.put(before);
       bench.ops().matmul(bench.stream(), gradient);
+      Matmul alone = gradient;
+      alone.epilogue = Epilogue::kSwigluGradientAlone;
+      alone.inner = bench.put(before);
+      bench.ops().matmul(bench.stream(), alone);
       return Results{{"inner", bench.get(forward.inner)},
                      {"y", bench.get(forward.y)},
                      {"inner gradient", bench.get(gradient.inner)},
-                     {"y rebuilt", bench.get(gradient.y)}};
+                     {"y rebuilt", bench.get(gradient.y)},
+                     {"inner gradient alone", bench.get(alone.inner)}};
     });
   });
 }
@@ -247,10 +252,11 @@ TEST(OwnProductsTiling, EpiloguesAreTakenWhereTheirFormHasThem) {
   EXPECT_TRUE(hopper::takes(gelu));
   gelu.inner.data = at.bytes + 8;
   EXPECT_FALSE(hopper::takes(gelu));
-  for (const Epilogue epilogue : {Epilogue::kGeluGradient, Epilogue::kSwigluGradient}) {
+  for (const Epilogue epilogue :
+       {Epilogue::kGeluGradient, Epilogue::kSwigluGradient, Epilogue::kSwigluGradientAlone}) {
     Matmul gradient = at.input_gradient(64, 192, 64);
     gradient.epilogue = epilogue;
-    gradient.inner = at.matrix(64, epilogue == Epilogue::kSwigluGradient ? 384 : 192);
+    gradient.inner = at.matrix(64, is_gated(epilogue) ? 384 : 192);
     EXPECT_TRUE(hopper::takes(gradient));
   }
 }

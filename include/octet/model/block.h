@@ -20,9 +20,9 @@ struct ResidualStream {
 /// Llama-like (RMSNorm, rotary positions, SwiGLU) and GPT-2-like (LayerNorm, GELU, biases) blocks.
 ///
 /// Saved per layer: x, the packed rotated qkv, attention output and statistics, the stream between the
-/// halves, the MLP's inner projection, and its activation where products take the GELU (keeps_activation());
-/// of recomputed layers x alone. Norm outputs and other activations are never saved: the backward kernels
-/// that read their inputs anyway write them once more.
+/// halves, the MLP's inner projection; with LayerContext::keep_activations also norm outputs (keeps_normed())
+/// and the MLP's activation (keeps_activation()), which the backward kernels that read their inputs anyway
+/// write once more where they are not saved. Of recomputed layers x alone.
 class BlockStack {
  public:
   /// Declares activations in the arenas: a slab for each layer of `chunks` and micro-batch that is held at
@@ -74,7 +74,8 @@ class BlockStack {
     int x, attention_rstd, attention_mean, unnormed, head_rstd, qkv, out, statistics, middle, mlp_rstd,
         mlp_mean, inner;
     int normed_whole, normed, partial, delta, wide, dqkv;
-    int activation;  ///< of the MLP, kept: with split, or keeps_activation()
+    int activation;                    ///< of the MLP, kept: with split, or keeps_activation()
+    int attention_normed, mlp_normed;  ///< norm outputs, kept: with keeps_normed()
     int down_dy, up_x, o_dy, split_dqkv,
         qkv_x;  ///< with split: operands of weight gradients, kept
     int norms;  ///< with split: gradients of norms, kept
@@ -105,9 +106,18 @@ class BlockStack {
   /// Whether the up product ends in the activation; separate passes otherwise. Apart from what linears allow,
   /// with split the gradient has to lie in place of the activation's input, as a SwiGLU's does anyway.
   bool fuses_activation() const { return linears_.fuses_activation() && (context_.shape.gated() || !split_); }
-  /// Whether the GELU's gradient is part of the down product's, which leaves the activation where it is.
-  bool keeps_activation() const {
-    return fuses_activation() && !context_.shape.gated() && context_.keep_activations;
+  /// Whether the activation's gradient is part of the down product's, which leaves the activation where it
+  /// is.
+  bool keeps_activation() const { return fuses_activation() && context_.keep_activations; }
+  /// Whether norm outputs stay until weight gradients take them. (With split those are kept anyway; with
+  /// sequence parallelism they would be of all tokens, where ranks share the rest.)
+  bool keeps_normed() const {
+    return context_.keep_activations && context_.fp8 == Fp8Recipe::kNone && !split_ &&
+           !context_.tensor.sequence_parallel();
+  }
+  /// The output of the norm before `which`, where keeps_normed().
+  Tensor kept_normed(int slab, LinearLayer which) const {
+    return tensor(which == LinearLayer::kQkv ? rows_.attention_normed : rows_.mlp_normed, slab);
   }
   /// Room for the MLP's activation or its gradient while a layer works, [tokens, mlp of this rank].
   Tensor wide_mlp() const {
@@ -119,12 +129,13 @@ class BlockStack {
     return keeps_activation() ? tensor(rows_.activation, slab) : wide_mlp();
   }
   /// The norm before linear layer `which`, whose 8-bit input it writes where it may. `again`: as this slab
-  /// had it before.
-  void norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
-                    const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
-                    Tensor mean);
+  /// had it before. Returns where its output of this rank's tokens is.
+  Tensor norm_forward(Stream& stream, int layer, int slab, LinearLayer which, bool again,
+                      const ResidualStream& in, int weight_row, int bias_row, Tensor sum, Tensor rstd,
+                      Tensor mean);
   /// Adds the gradient through the norm before `which` to `gradient`, measured in `largest` or copied to
-  /// `copies`, and leaves the norm's output in place of `dy`, or of the input of `which` in 8 bits. Where
+  /// `copies`, and leaves the norm's output, unless it was kept, in place of `dy`, or of the input of `which`
+  /// in 8 bits. Where
   /// sums_in_norms(), also the bias gradient of the linear layer before it, whose output's gradient
   /// `gradient` is on entry.
   void norm_backward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, int weight_row,

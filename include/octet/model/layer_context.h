@@ -31,7 +31,7 @@ struct LayerContext {
   Fp8Recipe fp8 = Fp8Recipe::kNone;
   std::int64_t fp8_history = 1;   ///< kDelayed: steps that are remembered
   bool fuse_activation = true;    ///< products end in the MLP's activation or its gradient
-  bool keep_activations = true;   ///< of GELU, where that saves work, rather than rebuild them
+  bool keep_activations = true;   ///< of norms and MLPs, where that saves work, rather than rebuild them
   bool fp8_keep_weights = false;  ///< 8-bit copies of weights stay until parameters change
   bool fp8_gather = false;        ///< weights come as 8-bit codes (LinearWeight), which need no copy
   bool fp8_direct = true;         ///< kDelayed: operators write 8-bit operands themselves where they can

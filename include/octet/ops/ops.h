@@ -33,12 +33,19 @@ Tensor scale_shape(ScaleCut cut, std::int64_t rows, std::int64_t cols);
 
 /// What becomes of a product p = a·b (+ bias) before it is written.
 enum class Epilogue {
-  kNone,           ///< y = p
-  kGelu,           ///< inner = p, y = gelu(inner)
-  kGeluGradient,   ///< y = p · gelu'(inner), elementwise
-  kSwiglu,         ///< inner = p = [gate, up], y = silu(gate)·up; p is twice as wide as y
-  kSwigluGradient  ///< with p the gradient of silu(gate)·up: inner becomes its gradient, y = silu(gate)·up
+  kNone,            ///< y = p
+  kGelu,            ///< inner = p, y = gelu(inner)
+  kGeluGradient,    ///< y = p · gelu'(inner), elementwise
+  kSwiglu,          ///< inner = p = [gate, up], y = silu(gate)·up; p is twice as wide as y
+  kSwigluGradient,  ///< with p the gradient of silu(gate)·up: inner becomes its gradient, y = silu(gate)·up
+  kSwigluGradientAlone  ///< the same, y being scratch
 };
+
+/// Whether `inner` holds gates and ups.
+constexpr bool is_gated(Epilogue epilogue) {
+  return epilogue == Epilogue::kSwiglu || epilogue == Epilogue::kSwigluGradient ||
+         epilogue == Epilogue::kSwigluGradientAlone;
+}
 
 /// y = a·b (+ bias) (+ y). With transpose_a, a is stored [k, m]; with transpose_b, b is stored [n, k].
 /// The three products of a linear layer y[t,o] = x[t,i]·w[o,i]ᵀ are

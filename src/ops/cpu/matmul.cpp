@@ -139,7 +139,7 @@ void matmul_narrow(const Matmul& args, std::int64_t m, std::int64_t n, std::int6
 void CpuOps::matmul(Stream& stream, const Matmul& args) {
   check_matmul(args);
   const std::int64_t m = args.y.rows, n = args.y.cols, k = args.transpose_a ? args.a.rows : args.a.cols;
-  if (args.epilogue == Epilogue::kSwiglu || args.epilogue == Epilogue::kSwigluGradient) {
+  if (is_gated(args.epilogue)) {
     Matmul plain = args;
     plain.epilogue = Epilogue::kNone;
     plain.inner = {};

@@ -44,7 +44,7 @@ void MatmulPlans::run_apart(cudaStream_t stream, const Matmul& args) {
   run(stream, plain);
   if (args.bias) add_bias(stream, args.bias, args.y);
   if (args.epilogue == Epilogue::kGeluGradient) gelu_gradient(stream, args.inner, args.y);
-  if (args.epilogue == Epilogue::kSwigluGradient) swiglu_backward(stream, args.inner, args.y, {});
+  if (is_gated(args.epilogue)) swiglu_backward(stream, args.inner, args.y, {});
 }
 
 }  // namespace octet::cuda

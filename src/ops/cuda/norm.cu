@@ -281,22 +281,28 @@ __global__ void __launch_bounds__(kMostRowThreads, 1) backward_kernel(const Back
     for (int k = 0; k < K; ++k) {
       if (!inside(k)) continue;
       const auto weight = Packed::load(own_weight + 32 * k * N);
-      Packed bias, gradient, y;
-      if constexpr (kLayer) bias = Packed::load(own_bias + 32 * k * N);
+      Packed gradient;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         const float xhat = (x[k][n] - mean) * rstd;
         if constexpr (kSums) dx_sums[k][n] += dx[k][n];
         gradient.set(n, dx[k][n] - offset + dy[k][n] * weight[n] * rstd - xhat * slope);
-        if constexpr (kLayer) {
-          y.set(n, xhat * weight[n] + bias[n]);
-        } else {
-          y.set(n, xhat * weight[n]);
-        }
       }
       gradient.store(p.dx + at + 32 * k * N);
       if constexpr (kMeasure) found = largest_magnitude(found, gradient);
-      if (p.y != nullptr) y.store(p.y + at + 32 * k * N);
+      if (p.y == nullptr) continue;
+      Packed bias, y;
+      if constexpr (kLayer) bias = Packed::load(own_bias + 32 * k * N);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const float scaled = (x[k][n] - mean) * rstd * weight[n];
+        if constexpr (kLayer) {
+          y.set(n, scaled + bias[n]);
+        } else {
+          y.set(n, scaled);
+        }
+      }
+      y.store(p.y + at + 32 * k * N);
     }
     at += stride;
   }

@@ -118,6 +118,9 @@ void Products::run(cudaStream_t stream, const Matmul& args, float* column_sums) 
     case Epilogue::kSwigluGradient:
       launch<false, true, Ending::kSwigluGradient>(stream, product, clusters_);
       break;
+    case Epilogue::kSwigluGradientAlone:
+      launch<false, true, Ending::kSwigluGradientAlone>(stream, product, clusters_);
+      break;
   }
 }
 

@@ -80,7 +80,8 @@ class Finish {
  private:
   static constexpr bool kGeluBackward =
       kEnding == Ending::kGeluGradient || kEnding == Ending::kGeluGradientSums;
-  static constexpr bool kSwigluBackward = kEnding == Ending::kSwigluGradient;
+  static constexpr bool kSwigluBackward = is_swiglu_gradient(kEnding);
+  static constexpr bool kWritesY = kEnding != Ending::kSwigluGradientAlone;
   static constexpr bool kSwiglu = kEnding == Ending::kSwiglu, kSums = kEnding == Ending::kGeluGradientSums;
   static constexpr int kReads = kSwigluBackward ? 2 : 1;  // of inner, an element of y, where it is read
   static constexpr int kBatchRows = 4, kBatches = kRows / kBatchRows;
@@ -198,7 +199,7 @@ class Finish {
             const SwigluGradients b = swiglu_gradients(gate.y, up.y, two.y);
             first[i].words[w] = packed(a.dgate, b.dgate);
             second[i].words[w] = packed(a.dup, b.dup);
-            y[i].words[w] = packed(a.y, b.y);
+            if constexpr (kWritesY) y[i].words[w] = packed(a.y, b.y);
           }
         }
       }
@@ -211,7 +212,7 @@ class Finish {
           first[i].store(inner);
           second[i].store(inner + product_.cols);
         }
-        y[i].store(down(y_, row, product_.cols));
+        if constexpr (kWritesY) y[i].store(down(y_, row, product_.cols));
         if constexpr (kSums) {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {

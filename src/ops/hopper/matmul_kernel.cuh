@@ -88,7 +88,7 @@ __device__ inline void write(const Product& product, Parts& parts, float (&d)[12
 template <Ending kEnding>
 __device__ inline void prefetch_inner(const Product& product, const Tile& tile, int rank, int part) {
   constexpr int kHalves = kRows / 64, kAcross = kCols / 64, kParts = kHalves * kAcross;
-  constexpr int kMatrices = kEnding == Ending::kSwigluGradient ? 2 : 1;
+  constexpr int kMatrices = is_swiglu_gradient(kEnding) ? 2 : 1;
   if (part >= kMatrices * kParts) return;
   const int col = tile.col * kCols + part % kAcross * 64,
             row = (tile.row * 2 + rank) * kRows + part / kAcross % kHalves * 64;

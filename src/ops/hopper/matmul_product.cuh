@@ -18,8 +18,9 @@ enum class Ending {
   kGeluGradient,      ///< y = s · gelu'(inner)
   kGeluGradientSums,  ///< the same, and sums over the rows of y as it was rounded
   kSwiglu,            ///< b holds gates, then ups: inner = [gate, up] = s, y = silu(gate)·up
-  kSwigluGradient  ///< inner = [gate, up] becomes its gradient where that of silu(gate)·up, which goes to y,
-                   ///< is s
+  kSwigluGradient,  ///< inner = [gate, up] becomes its gradient where that of silu(gate)·up, which goes to y,
+                    ///< is s
+  kSwigluGradientAlone  ///< the same, and y is left as it is
 };
 
 __host__ __device__ constexpr bool in_bfloat16(Ending ending) {
@@ -27,8 +28,10 @@ __host__ __device__ constexpr bool in_bfloat16(Ending ending) {
 }
 /// Whether inner is read.
 __host__ __device__ constexpr bool is_gradient(Ending ending) {
-  return ending == Ending::kGeluGradient || ending == Ending::kGeluGradientSums ||
-         ending == Ending::kSwigluGradient;
+  return ending >= Ending::kGeluGradient && ending != Ending::kSwiglu;
+}
+__host__ __device__ constexpr bool is_swiglu_gradient(Ending ending) {
+  return ending == Ending::kSwigluGradient || ending == Ending::kSwigluGradientAlone;
 }
 
 struct Product {

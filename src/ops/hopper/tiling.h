@@ -69,6 +69,7 @@ inline bool takes(const Matmul& args) {
       return forward && !args.bias && args.y.cols % tile_cols(args) == 0;
     case Epilogue::kGeluGradient:
     case Epilogue::kSwigluGradient:
+    case Epilogue::kSwigluGradientAlone:
       break;
   }
   return input_gradient && !args.bias;
