@@ -112,7 +112,6 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
   const Tensor x = tensor(rows_.x, slab), qkv = tensor(rows_.qkv, slab), out = tensor(rows_.out, slab);
   const Tensor middle = tensor(rows_.middle, slab), inner = tensor(rows_.inner, slab);
-  const Tensor partial = tensor(rows_.partial, 0), delta = tensor(rows_.delta, 0);
 
   const Tensor attention_normed =
       norm_forward(stream, layer, slab, LinearLayer::kQkv, again, in, w.attention_norm, w.attention_norm_bias,
@@ -129,13 +128,16 @@ void BlockStack::run_to_inner(Stream& stream, int layer, int slab, const Residua
   if (context_.shape.rotary()) ops.rope(stream, heads_, qkv, positions_, rope_table_, false);
   attention_.forward(stream, qkv, starts_, out, tensor(rows_.statistics, slab));
 
-  const Tensor attended = axis.reduce(stream, partial, delta, [&](const TokenPiece& piece) {
+  const bool adds = adds_in_products();
+  const Tensor attended = adds ? middle : tensor(rows_.partial, 0);
+  const Tensor reduced = axis.reduce(stream, attended, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kOutput, piece, out,
-                   again ? Measured::kBefore : Measured::kNot, partial);
+                   again ? Measured::kBefore : Measured::kNot, attended, {}, adds ? x : Tensor{});
   });
+  const ResidualStream between = adds ? ResidualStream{middle, {}} : ResidualStream{x, reduced};
   const Tensor mlp_normed =
-      norm_forward(stream, layer, slab, LinearLayer::kUp, again, {x, attended}, w.mlp_norm, w.mlp_norm_bias,
-                   middle, tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
+      norm_forward(stream, layer, slab, LinearLayer::kUp, again, between, w.mlp_norm, w.mlp_norm_bias, middle,
+                   tensor(rows_.mlp_rstd, slab), tensor(rows_.mlp_mean, slab));
   const Tensor mlp_in = axis.gathered(mlp_normed, tensor(rows_.normed_whole, 0));
   axis.gather(stream, mlp_normed, mlp_in, [&](const TokenPiece& piece) {
     linear_forward(stream, w, slab, LinearLayer::kUp, piece, mlp_in, by_norm, inner,
@@ -182,18 +184,22 @@ void BlockStack::activate_backward(Stream& stream, const Weights& w, int slab, T
   }
 }
 
-ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in) {
+ResidualStream BlockStack::forward(Stream& stream, int layer, int slab, const ResidualStream& in,
+                                   Tensor out) {
   linears_.begin(stream, slab);
   run_to_inner(stream, layer, slab, in, false);
   const Weights& w = weights_[static_cast<std::size_t>(layer)];
-  const Tensor activation = activated(slab), partial = tensor(rows_.partial, 0);
+  const Tensor activation = activated(slab), middle = tensor(rows_.middle, slab);
   activate(stream, layer, slab, tensor(rows_.inner, slab), activation);
+  const bool adds = out && adds_in_products();
+  const Tensor partial = adds ? out : tensor(rows_.partial, 0);
   const Tensor delta =
       context_.tensor.reduce(stream, partial, tensor(rows_.delta, 0), [&](const TokenPiece& piece) {
         linear_forward(stream, w, slab, LinearLayer::kDown, piece, activation,
-                       linears_.direct() ? Measured::kCopied : Measured::kByProducer, partial);
+                       linears_.direct() ? Measured::kCopied : Measured::kByProducer, partial, {},
+                       adds ? middle : Tensor{});
       });
-  return {tensor(rows_.middle, slab), delta};
+  return adds ? ResidualStream{out, {}} : ResidualStream{middle, delta};
 }
 
 BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) {
@@ -212,14 +218,14 @@ BlockStack::LinearRows BlockStack::rows_of(const Weights& w, LinearLayer which) 
 
 void BlockStack::linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which,
                                 const TokenPiece& piece, Tensor x, Measured measured, Tensor y,
-                                Tensor activated) {
+                                Tensor activated, Tensor addend) {
   const LinearRows rows = rows_of(w, which);
   // Partial products are summed over tensor ranks, so that one of them alone adds the bias.
   const bool summed = which == LinearLayer::kOutput || which == LinearLayer::kDown;
   const bool biased = rows.first_bias >= 0 && (!summed || context_.tensor.rank() == 0);
   const Tensor bias = biased ? context_.parameters.parameter(rows.first_bias, rows.last_bias) : Tensor{};
   linears_.forward(stream, w.bucket - 1, slab, which, piece, x, measured,
-                   context_.parameters.weight(rows.first, rows.last), bias, y, activated);
+                   context_.parameters.weight(rows.first, rows.last), bias, y, activated, addend);
 }
 
 void BlockStack::input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which,

@@ -208,8 +208,8 @@ BlockLinears::Operand BlockLinears::turned_weight(Stream& stream, int layer, Lin
   return turned;
 }
 
-void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y,
-                            bool accumulate) {
+void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor addend,
+                            Tensor y, bool accumulate) {
   Matmul args;
   args.a = a.codes;
   args.a_scales = a.scales;
@@ -217,6 +217,7 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
   args.b_scales = b.scales;
   args.transpose_b = true;
   args.bias = bias;
+  args.addend = addend;
   args.y = y;
   args.accumulate = accumulate;
   context_.ops.matmul(stream, args);
@@ -224,11 +225,12 @@ void BlockLinears::multiply(Stream& stream, const Operand& a, const Operand& b, 
 
 void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece,
                            Tensor x, Measured measured, const LinearWeight& w, Tensor bias, Tensor y,
-                           Tensor activated) {
+                           Tensor activated, Tensor addend) {
   x = piece.of(x);
   y = piece.of(y);
+  if (addend) addend = piece.of(addend);
   if (!fp8()) {
-    Matmul args{.a = x, .b = w.values, .transpose_b = true, .y = y, .bias = bias};
+    Matmul args{.a = x, .b = w.values, .transpose_b = true, .y = y, .bias = bias, .addend = addend};
     if (activated) {
       args.y = piece.of(activated);
       args.epilogue = context_.shape.gated() ? Epilogue::kSwiglu : Epilogue::kGelu;
@@ -242,7 +244,7 @@ void BlockLinears::forward(Stream& stream, int layer, int slab, LinearLayer whic
     quantize(stream, x, row_of(Role::kInput, layer, slab, which), !known(Role::kInput, slab, which, measured),
              &input, nullptr);
   }
-  multiply(stream, input, straight_weight(stream, layer, which, w, piece.begin == 0), bias, y, false);
+  multiply(stream, input, straight_weight(stream, layer, which, w, piece.begin == 0), bias, addend, y, false);
 }
 
 void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLayer which,
@@ -271,7 +273,7 @@ void BlockLinears::input_gradient(Stream& stream, int layer, int slab, LinearLay
     quantize(stream, dy, row_of(Role::kGradient, layer, slab, which),
              !known(Role::kGradient, slab, which, measured), &gradient, in_pieces() ? nullptr : &turned);
   }
-  multiply(stream, gradient, turned_weight(stream, layer, which, w, piece.begin == 0), {}, dx, false);
+  multiply(stream, gradient, turned_weight(stream, layer, which, w, piece.begin == 0), {}, {}, dx, false);
 }
 
 void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLayer which, Tensor dy,
@@ -291,7 +293,7 @@ void BlockLinears::weight_gradient(Stream& stream, int layer, int slab, LinearLa
   }
   if (measured != Measured::kCopied)
     quantize(stream, x, row_of(Role::kInput, layer, slab, which), in_pieces(), nullptr, &input);
-  multiply(stream, turned, input, {}, dw, accumulate);
+  multiply(stream, turned, input, {}, {}, dw, accumulate);
 }
 
 void BlockLinears::begin_step(Stream& stream) {

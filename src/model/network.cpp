@@ -120,7 +120,9 @@ ResidualStream Network::run_blocks(Stream& stream, int chunk, int slot, const De
   for (int layer = 0; layer < at(chunk).layers; ++layer) {
     const int number = at(chunk).first_layer + layer;
     context_.parameters.begin_forward(stream, number + 1);
-    values = blocks_.forward(stream, number, slab(chunk, keep ? layer : 0, slot), values);
+    const bool last = layer + 1 == at(chunk).layers;
+    const Tensor next = last ? Tensor{} : blocks_.input(slab(chunk, keep ? layer + 1 : 0, slot));
+    values = blocks_.forward(stream, number, slab(chunk, keep ? layer : 0, slot), values, next);
   }
   return values;
 }

@@ -12,6 +12,8 @@ void check_matmul(const Matmul& args) {
   OCTET_ASSERT((args.transpose_b ? args.b.cols : args.b.rows) == k && args.y.rows == m);
   OCTET_ASSERT(n == (args.epilogue == Epilogue::kSwiglu ? 2 * args.y.cols : args.y.cols));
   OCTET_ASSERT(!args.bias || args.bias.size() == n);
+  OCTET_ASSERT(!args.addend || (args.addend.rows == m && args.addend.cols == n && !args.accumulate &&
+                                args.addend.dtype == args.y.dtype && args.epilogue == Epilogue::kNone));
   OCTET_ASSERT(!args.bias_gradient ||
                (args.epilogue == Epilogue::kGeluGradient && args.bias_gradient.dtype == DType::kF32 &&
                 args.bias_gradient.size() == n));

@@ -304,12 +304,13 @@ TEST_P(Float8Test, ProductEqualsTheSumOfWhatTheCodesStandFor) {
         args.transpose_b = true;
         args.y = float_output ? bench.put_float(start) : bench.blank(m, n);
         args.accumulate = float_output;
+        if (!float_output) args.addend = bench.put(start);
         if (!float_output && c.a_cut == ScaleCut::kTensor) args.bias = bench.put(bias);
         bench.ops().matmul(bench.stream(), args);
         Matrix expected(m, n);
         for (std::int64_t i = 0; i < m; ++i) {
           for (std::int64_t j = 0; j < n; ++j) {
-            double total = float_output ? start(i, j) : args.bias ? bias(0, j) : 0.0f;
+            double total = start(i, j) + (args.bias ? bias(0, j) : 0.0f);
             for (std::int64_t p = 0; p < k; ++p) total += double{left(i, p)} * double{right(j, p)};
             expected(i, j) = static_cast<float>(total);
           }

@@ -48,10 +48,17 @@ TEST_P(MatmulTest, EveryFormEqualsTheSumOfProducts) {
       const Matrix expected = expected_product(a, transpose_a, b, transpose_b, with_bias ? &bias : nullptr,
                                                accumulate ? &start : nullptr, s);
       // float32 outputs of bfloat16 operands are exact but for the order of the sum.
-      const double rms = std::sqrt(static_cast<double>(s.k));
-      EXPECT_TRUE(close(bench.get(args.y), expected, float_output ? 1e-5 : tolerance(), rms)) << fmt::format(
-          "matmul m {} n {} k {} transpose_a {} transpose_b {} accumulate {} bias {} output {}", s.m, s.n,
-          s.k, transpose_a, transpose_b, accumulate, with_bias, name_of(args.y.dtype));
+      const double rms = std::sqrt(static_cast<double>(s.k)), allowed = float_output ? 1e-5 : tolerance();
+      const std::string label =
+          fmt::format("matmul m {} n {} k {} transpose_a {} transpose_b {} accumulate {} bias {} output {}",
+                      s.m, s.n, s.k, transpose_a, transpose_b, accumulate, with_bias, name_of(args.y.dtype));
+      EXPECT_TRUE(close(bench.get(args.y), expected, allowed, rms)) << label;
+      if (!accumulate) continue;
+      args.accumulate = false;
+      args.addend = output();
+      args.y = float_output ? bench.blank_float(s.m, s.n) : bench.blank(s.m, s.n);
+      bench.ops().matmul(bench.stream(), args);
+      EXPECT_TRUE(close(bench.get(args.y), expected, allowed, rms)) << label << ", from an addend";
     }
   }
 }

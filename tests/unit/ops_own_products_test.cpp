@@ -230,6 +230,9 @@ TEST(OwnProductsTiling, ThreeFormsAreTakenInWhatTheCopyEngineMoves) {
   args = at.forward(64, 64, 64);
   args.accumulate = true;
   EXPECT_FALSE(hopper::takes(args)) << "only float32 is added to";
+  args.accumulate = false;
+  args.addend = args.y;
+  EXPECT_FALSE(hopper::takes(args)) << "nothing else is added";
   args = at.weight_gradient(64, 64, 64);
   args.accumulate = true;
   EXPECT_TRUE(hopper::takes(args));

@@ -45,8 +45,8 @@ class BlockStack {
   /// Where the input of a layer that uses this slab may be written: [tokens of this rank, hidden].
   Tensor input(int slab) const { return tensor(rows_.x, slab); }
   /// Runs one layer of the model, keeping in `slab` what the backward pass needs. (Evaluation runs all layers
-  /// in one slab.)
-  ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in);
+  /// in one slab.) `out`, if there is one: where the output stream may lie as a whole.
+  ResidualStream forward(Stream& stream, int layer, int slab, const ResidualStream& in, Tensor out);
   /// `gradient` [tokens of this rank, hidden]: of the output stream on entry, of the input stream on return.
   /// `measured`: largest_gradient(slab) was given to whoever wrote it; `above`: that was the layer above;
   /// `below`: the slab of the layer that takes it next, -1 if none does. With `split` the gradients of
@@ -106,6 +106,8 @@ class BlockStack {
   /// Whether the up product ends in the activation; separate passes otherwise. Apart from what linears allow,
   /// with split the gradient has to lie in place of the activation's input, as a SwiGLU's does anyway.
   bool fuses_activation() const { return linears_.fuses_activation() && (context_.shape.gated() || !split_); }
+  /// Whether products add their results to the stream: where no other rank's are to be added first.
+  bool adds_in_products() const { return context_.tensor.size() == 1; }
   /// Whether the activation's gradient is part of the down product's, which leaves the activation where it
   /// is.
   bool keeps_activation() const { return fuses_activation() && context_.keep_activations; }
@@ -165,7 +167,7 @@ class BlockStack {
   };
   static LinearRows rows_of(const Weights& w, LinearLayer which);
   void linear_forward(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
-                      Tensor x, Measured measured, Tensor y, Tensor activated = {});
+                      Tensor x, Measured measured, Tensor y, Tensor activated = {}, Tensor addend = {});
   void input_gradient(Stream& stream, const Weights& w, int slab, LinearLayer which, const TokenPiece& piece,
                       Tensor dy, Measured measured, Tensor dx, Tensor inner = {});
   /// dw (+)= dyᵀ·x and, where there is a bias without has_bias_gradient(), db (+)= column sums of dy.

@@ -58,9 +58,11 @@ class BlockLinears {
   /// Whether products can end in the MLP's activation or its gradient (Epilogue).
   bool fuses_activation() const { return context_.fuse_activation && !fp8(); }
   /// The rows of y in `piece`. Pieces of one product follow one another, the first row's first. With
-  /// `activated`, where fuses_activation(), also `activated`: the MLP's activation of y.
+  /// `activated`, where fuses_activation(), also `activated`: the MLP's activation of y. With `addend`
+  /// instead, that is added to them.
   void forward(Stream& stream, int layer, int slab, LinearLayer which, const TokenPiece& piece, Tensor x,
-               Measured measured, const LinearWeight& w, Tensor bias, Tensor y, Tensor activated = {});
+               Measured measured, const LinearWeight& w, Tensor bias, Tensor y, Tensor activated,
+               Tensor addend);
   /// dx = dy·w, rows in `piece`; with `inner`, where fuses_activation(), taken on through the activation of
   /// inner: Epilogue::kGeluGradient or kSwigluGradient; of a GELU, where there is a dbias, dbias (+)= column
   /// sums of dx. After forward() of the layer in this slab with the same weights.
@@ -153,7 +155,8 @@ class BlockLinears {
   void note_largest(Stream& stream, int layer, LinearLayer which, const LinearWeight& w);
   /// With delayed() scales: there are earlier steps now.
   void remember();
-  void multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor y, bool accumulate);
+  void multiply(Stream& stream, const Operand& a, const Operand& b, Tensor bias, Tensor addend, Tensor y,
+                bool accumulate);
 
   LayerContext context_;
   int slabs_ = 0;

@@ -66,6 +66,7 @@ struct Matmul {
   Tensor y;                             ///< [m, n], compute dtype or float32
   bool accumulate = false;              ///< add to what y holds
   Tensor bias = {};                     ///< optional [1, n], compute dtype, added to every row
+  Tensor addend = {};                   ///< optional [m, n] of y's dtype, added before y is rounded
   Scales a_scales = {}, b_scales = {};  ///< of 8-bit operands; both by tensor or both by 128
   Epilogue epilogue = Epilogue::kNone;
   Tensor inner = {};  ///< of an epilogue: [m, n], with SwiGLU [m, 2·columns of y]; all of the compute dtype

@@ -32,10 +32,12 @@ void finish(Epilogue epilogue, const float* inner, float* y, std::int64_t count)
 
 void matmul_float(const Matmul& args, std::int64_t m, std::int64_t n, std::int64_t k) {
   float* y = (args.epilogue == Epilogue::kGelu ? args.inner : args.y).as<float>();
-  if (args.bias) start_with_bias(args.bias.as<float>(), n, y, m, args.accumulate);
+  if (args.addend) std::copy_n(args.addend.as<float>(), m * n, y);
+  const bool adds = args.accumulate || args.addend;
+  if (args.bias) start_with_bias(args.bias.as<float>(), n, y, m, adds);
   const Operand a{args.a.as<float>(), args.a.cols, args.transpose_a};
   const Operand b{args.b.as<float>(), args.b.cols, args.transpose_b};
-  gemm(m, n, k, 1.0f, a, b, args.bias || args.accumulate ? 1.0f : 0.0f, y, n);
+  gemm(m, n, k, 1.0f, a, b, args.bias || adds ? 1.0f : 0.0f, y, n);
   if (args.epilogue != Epilogue::kNone) {
     finish(args.epilogue, args.inner.as<float>(), args.y.as<float>(), m * n);
   }
@@ -116,10 +118,13 @@ void matmul_narrow(const Matmul& args, std::int64_t m, std::int64_t n, std::int6
         Y* const inner =
             args.epilogue != Epilogue::kNone ? args.inner.as<Y>() + (row + i) * n + col : nullptr;
         const BF16* const bias = args.bias ? args.bias.as<BF16>() + col : nullptr;
+        const Y* const addend = args.addend       ? args.addend.as<Y>() + (row + i) * n + col
+                                : args.accumulate ? y
+                                                  : nullptr;
         for (std::int64_t j = 0; j < cols; ++j) {
           float value = y_block[i * cols + j];
           if (bias != nullptr) value += static_cast<float>(bias[j]);
-          if (args.accumulate) value += static_cast<float>(y[j]);
+          if (addend != nullptr) value += static_cast<float>(addend[j]);
           if (args.epilogue == Epilogue::kGelu) {
             inner[j] = static_cast<Y>(value);
             value *= cpu::gelu_gate(value);

@@ -174,7 +174,7 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, cublasLtEpilogue_t epil
   key.k = args.transpose_a ? args.a.rows : args.a.cols;
   key.transpose_a = args.transpose_a;
   key.transpose_b = args.transpose_b;
-  key.accumulate = args.accumulate;
+  key.accumulate = args.accumulate || args.addend;
   key.epilogue = epilogue;
   key.a = args.a.dtype;
   key.b = args.b.dtype;
@@ -184,6 +184,7 @@ MatmulPlans::Key MatmulPlans::key_of(const Matmul& args, cublasLtEpilogue_t epil
   key.alignment_a = alignment_of(args.a.data);
   key.alignment_b = alignment_of(args.b.data);
   key.alignment_y = alignment_of(args.y.data);
+  if (args.addend) key.alignment_y = std::min(key.alignment_y, alignment_of(args.addend.data));
   key.alignment_inner = args.inner ? alignment_of(args.inner.data) : 0;
   return key;
 }
@@ -344,11 +345,11 @@ void MatmulPlans::choose_fastest(cudaStream_t stream, const Key& key, Plan& plan
 }
 
 cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const Matmul& args) {
-  const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
+  const float alpha = 1.0f, beta = args.accumulate || args.addend ? 1.0f : 0.0f;
+  const void* const added = args.addend ? args.addend.data : args.y.data;
   return cublasLtMatmul(handle_.get(), plan.operation.get(), &alpha, args.b.data, plan.b.get(), args.a.data,
-                        plan.a.get(), &beta, args.y.data, plan.y.get(), args.y.data, plan.y.get(),
-                        &plan.algorithm, scratch_->reserve(workspace_), static_cast<std::size_t>(workspace_),
-                        stream);
+                        plan.a.get(), &beta, added, plan.y.get(), args.y.data, plan.y.get(), &plan.algorithm,
+                        scratch_->reserve(workspace_), static_cast<std::size_t>(workspace_), stream);
 }
 
 // Measured on an H200 under lasting load (docs/performance-log.md): of plain products the own kernel is the

@@ -58,8 +58,8 @@ inline bool takes(const Matmul& args) {
   if (args.bias &&
       (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 16 != 0))
     return false;
-  if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias;
-  if (args.y.dtype != DType::kBF16 || args.accumulate) return false;
+  if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias && !args.addend;
+  if (args.y.dtype != DType::kBF16 || args.accumulate || args.addend) return false;
   switch (args.epilogue) {
     case Epilogue::kNone:
       return forward || (input_gradient && !args.bias);
