@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
     if constexpr (kPart == Part::kFirst) {
 #pragma unroll 1
       for (int chunk = 0; chunk < groups; ++chunk) {
-        if (chunk == chunks - 1) {
+        if (chunk == chunks - 1) {  // in the order of both at once, for the same bits
           if (wanted) add_own(softmax);
           fetch_own(next_values, next_wanted);
         }
@@ -339,22 +339,25 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
         }
       }
       if (row >= 0) {
-        for (int first = rest + thread; first < packs; first += kThreads * kRest) {
+        for (int first = rest + thread; first < counting; first += kThreads * kRest) {
           Pack<T, N> x[kRest];
 #pragma unroll
           for (int u = 0; u < kRest; ++u) {
-            const std::int64_t i = min(first + u * kThreads, packs - 1);
+            const std::int64_t i = min(first + u * kThreads, counting - 1);
             x[u] = Pack<T, N>::load(values + i * N);
           }
 #pragma unroll
           for (int u = 0; u < kRest; ++u) {
             const int i = first + u * kThreads;
-            if (i < packs) replace(i, x[u]);
+            if (i < counting) replace(i, x[u]);
           }
         }
+        // Padding has no gradient.
+        for (int i = counting + thread; i < packs; i += kThreads)
+          Pack<T, N>{}.store(values + std::int64_t{i} * N);
       }
       if (kPart == Part::kBoth && next_wanted) {
-        add_own(softmax);
+        add_own(softmax);  // while the last copies arrive
         wait_for_copies<0>();
         if (chunks > 0) add_chunk(softmax, chunks - 1);
         add_rest(softmax, next_values);
