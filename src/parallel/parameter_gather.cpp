@@ -50,6 +50,7 @@ void ParameterStore::use(Stream& stream, int bucket, int next) {
     if (fetches && state(next).place != state(bucket).place) fetch(next);
   }
   if (!slotted(bucket)) await_update(stream, bucket);
+  if (!gathers(bucket)) return;
   timer_.begin(stream);
   (slotted(bucket) ? slot_of(bucket).gathered : state(bucket).gathered)->block(stream);
   timer_.end(stream);
@@ -153,7 +154,7 @@ void ParameterStore::settle(Stream& stream) {
 }
 
 void ParameterStore::gather(Stream& stream, int bucket) {
-  if (!stage_.shards_optimizer() || group_size(bucket) == 1 || slotted(bucket)) return;
+  if (!gathers(bucket) || slotted(bucket)) return;
   ready_->record(stream);
   ready_->block(*gather_stream_);
   collect(*gather_stream_, bucket);

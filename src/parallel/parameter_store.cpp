@@ -277,9 +277,13 @@ void ParameterStore::finish_gradients(Stream& stream, StepScalars* scalars) {
       }
     }
     if (!speaks(bucket)) continue;
+    if (first_of_tensor) {
+      ops_.add_square(stream, gradient.range(owned_begin - begin, owned_end - owned_begin), scalars);
+      continue;
+    }
     for (const Region& region : layout_.regions(bucket, owned_begin, owned_end)) {
-      if (region.replicated && !first_of_tensor) continue;
-      ops_.add_square(stream, gradient.range(region.begin - begin, region.size()), scalars);
+      if (!region.replicated)
+        ops_.add_square(stream, gradient.range(region.begin - begin, region.size()), scalars);
     }
   }
 }

@@ -187,10 +187,12 @@ class ParameterStore final : public ParameterAccess {
   bool staged(int bucket) const {
     return stage_.shards_gradients() && group_size(bucket) > 1 && !shared(bucket);
   }
+  /// Whether other ranks update parts of the bucket.
+  bool gathers(int bucket) const { return stage_.shards_optimizer() && group_size(bucket) > 1; }
   bool slotted(int bucket) const { return stage_.shards_parameters() && group_size(bucket) > 1; }
   /// Whether the bucket's matrices are gathered as codes. They come before its vectors.
   bool coded(int bucket) const {
-    return stage_.codes && stage_.shards_optimizer() && group_size(bucket) > 1 && bucket > 0 &&
+    return stage_.codes && gathers(bucket) && bucket > 0 &&
            bucket + 1 < static_cast<int>(layout_.buckets().size());
   }
   /// Whether what is gathered of the bucket is made of masters just then: what AdamW would round is resident

@@ -17,21 +17,10 @@ __device__ inline void end_copy_group() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
 
-/// Waits for all groups of this thread but the `pending` last, at most 3.
-__device__ inline void wait_for_copies(int pending) {
-  switch (pending) {
-    case 0:
-      asm volatile("cp.async.wait_group 0;\n" ::: "memory");
-      return;
-    case 1:
-      asm volatile("cp.async.wait_group 1;\n" ::: "memory");
-      return;
-    case 2:
-      asm volatile("cp.async.wait_group 2;\n" ::: "memory");
-      return;
-    default:
-      asm volatile("cp.async.wait_group 3;\n" ::: "memory");
-  }
+/// Waits for all groups of this thread but the kPending last.
+template <int kPending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
 }  // namespace octet::cuda

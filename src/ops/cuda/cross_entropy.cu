@@ -1,7 +1,7 @@
 // Cross-entropy over a vocabulary that may be split over ranks.
 // Bytes moved (v logits a row, compute dtype of s bytes): first half t·valid·s; second half, or both at once,
-// 2·t·v·s with gradient. Both at once read a row again from the L2 cache where shared memory does not hold
-// it.
+// 2·t·v·s with gradient. Both at once read again what a multiprocessor does not hold of a row: on an H100
+// nothing of up to 155,648 logits in bfloat16.
 #include <algorithm>
 #include <cmath>
 
@@ -14,8 +14,9 @@ namespace octet::cuda {
 namespace {
 
 constexpr int kResident = 1024;  // threads of a multiprocessor: a block of as many, or two of half
-constexpr int kUnroll = 4;       // packs of a row that a thread takes at once: its part of a chunk
-constexpr int kChunks = 4;       // chunks of a row that shared memory holds at most
+constexpr int kUnroll = 2;       // packs of a row that a thread takes at once: its part of a chunk
+constexpr int kChunks = 8;       // chunks of a row that shared memory holds at most
+constexpr int kMostOwn = 5;      // packs of a row that registers of a thread hold besides
 constexpr int kLossThreads = 256;
 constexpr int kSumThreads = 1024;
 
@@ -91,10 +92,13 @@ __device__ inline void add(Softmax& softmax, const float (&x)[kPacks][N]) {
 
 // Adds pack i of a row, of which `valid` columns count.
 template <typename T, int N>
-__device__ inline void add_counted(Softmax& softmax, const Pack<T, N>& pack, int i, int valid) {
+__device__ inline void add(Softmax& softmax, const Pack<T, N>& pack, int i, int valid) {
   float x[1][N];
+  pack.widen(x[0]);
+  if (i >= valid / N) {
 #pragma unroll
-  for (int n = 0; n < N; ++n) x[0][n] = i * N + n < valid ? pack[n] : -INFINITY;
+    for (int n = 0; n < N; ++n) x[0][n] = i * N + n < valid ? x[0][n] : -INFINITY;
+  }
   add<T>(softmax, x);
 }
 
@@ -168,21 +172,31 @@ struct Rows {
 };
 
 // A persistent grid; a block has a row at a time, of which each thread holds packs of its own in shared
-// memory. As soon as it is done with those of a chunk it has the next row's copied to their place, so that
-// reading never stops.
+// memory and in registers. As soon as it is done with those of a chunk it has the next row's copied to their
+// place, so that reading never stops; and both at once take the next row's sums, a chunk behind, between
+// the gradients of this one, so that writing hardly does.
 template <typename T, int N, int kThreads, Part kPart>
 __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(const Rows<T> p) {
+  constexpr int kOwn = N > 1 && kThreads == kResident ? kMostOwn : 0;
+  constexpr int kRest = 4;
   extern __shared__ uint4 shared[];
   // Of each warp. Rows take turns, so that one barrier a row is enough.
   __shared__ float largest_of[2][kThreads / 32], sum_of[2][kThreads / 32];
   T* const held = reinterpret_cast<T*>(shared);
+  Pack<T, N> own[kOwn + 1];  // the last is not used
   const Split& split = p.split;
   const int thread = threadIdx.x;
   const int packs = split.cols / N, counting = (split.valid + N - 1) / N;
+  // Of a row; each is a group of copies. Halves wait for one that is as many groups back as a row has.
+  const int chunks = (p.held + kThreads * kUnroll - 1) / (kThreads * kUnroll);
+  const int groups = kPart == Part::kBoth ? chunks : kChunks;
+  const int rest = min(counting, p.held + kThreads * kOwn);  // packs held in either way
   const auto pack_of = [&](int chunk, int u) { return (chunk * kUnroll + u) * kThreads + thread; };
-  const auto fetch = [&](std::int64_t row, bool wanted, int chunk) {
+  const auto own_pack = [&](int u) { return p.held + u * kThreads + thread; };
+  const auto id_of = [&](std::int64_t row) { return row < p.rows ? p.targets[row] : -1; };
+
+  const auto fetch = [&](const T* from, bool wanted, int chunk) {
     if constexpr (N > 1) {
-      const T* const from = p.logits + row * split.cols;
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int i = pack_of(chunk, u);
@@ -191,129 +205,167 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
     }
     end_copy_group();
   };
-
-  std::int64_t row = blockIdx.x;
-  std::int32_t id = p.targets[row];
-  bool wanted = kPart == Part::kFirst || id >= 0;
+  const auto fetch_own = [&](const T* from, bool wanted) {
+#pragma unroll
+    for (int u = 0; u < kOwn; ++u) {
+      const int i = own_pack(u);
+      if (wanted && i < rest) own[u] = Pack<T, N>::load(from + i * N);
+    }
+  };
+  const auto add_chunk = [&](Softmax& softmax, int chunk) {
+    if (pack_of(chunk, kUnroll - 1) < min(p.held, split.valid / N)) {
+      float x[kUnroll][N];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) Pack<T, N>::load(held + pack_of(chunk, u) * N).widen(x[u]);
+      add<T>(softmax, x);
+    } else {
 #pragma unroll 1
-  for (int chunk = 0; chunk < kChunks; ++chunk) fetch(row, wanted, chunk);
-  int turn = 0;
-  while (row < p.rows) {
-    const std::int64_t next = row + gridDim.x;
-    const std::int32_t next_id = next < p.rows ? p.targets[next] : -1;
-    const bool next_wanted = next < p.rows && (kPart == Part::kFirst || next_id >= 0);
-    T* const values = p.logits + row * split.cols;
-    const int target = target_column(id, split);
-    Softmax softmax;
-
-    if (kPart != Part::kSecond && wanted) {
-      float at_target = 0.0f;
-      if (thread == 0 && target >= 0) at_target = to_float(values[target]);
-      // First what is not held, while the copies arrive.
-      for (int first = p.held + thread; first < counting; first += kThreads * kUnroll) {
-        Pack<T, N> x[kUnroll];
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const std::int64_t i = min(first + u * kThreads, counting - 1);
-          x[u] = Pack<T, N>::load(values + i * N);
-        }
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int i = first + u * kThreads;
-          if (i < counting) add_counted(softmax, x[u], i, split.valid);
-        }
-      }
-      const int plain = min(p.held, split.valid / N);  // packs that can be taken without a look
-#pragma unroll 1
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        wait_for_copies(kPart == Part::kFirst ? kChunks - 1 : kChunks - 1 - chunk);
-        if (pack_of(chunk, kUnroll - 1) < plain) {
-#pragma unroll
-          for (int u = 0; u < kUnroll; u += 2) {
-            const Pack<T, N> a = Pack<T, N>::load(held + pack_of(chunk, u) * N),
-                             b = Pack<T, N>::load(held + pack_of(chunk, u + 1) * N);
-            float x[2][N];
-#pragma unroll
-            for (int n = 0; n < N; ++n) {
-              x[0][n] = a[n];
-              x[1][n] = b[n];
-            }
-            add<T>(softmax, x);
-          }
-        } else {
-#pragma unroll 1
-          for (int u = 0; u < kUnroll; ++u) {
-            const int i = pack_of(chunk, u);
-            if (i < p.held) add_counted(softmax, Pack<T, N>::load(held + i * N), i, split.valid);
-          }
-        }
-        if constexpr (kPart == Part::kFirst) fetch(next, next_wanted, chunk);
-      }
-      softmax = of_block<T, kThreads / 32>(softmax, largest_of[turn], sum_of[turn]);
-      turn ^= 1;
-      if (thread == 0) {
-        float* const partial = p.partials + row * 3;
-        partial[0] = softmax.largest;
-        partial[1] = softmax.sum;
-        partial[2] = at_target;
+      for (int u = 0; u < kUnroll; ++u) {
+        const int i = pack_of(chunk, u);
+        if (i < p.held) add(softmax, Pack<T, N>::load(held + i * N), i, split.valid);
       }
     }
+  };
+  const auto add_own = [&](Softmax& softmax) {
+#pragma unroll
+    for (int u = 0; u < kOwn; ++u) {
+      if (own_pack(u) < rest) add(softmax, own[u], own_pack(u), split.valid);
+    }
+  };
+  const auto add_rest = [&](Softmax& softmax, const T* values) {
+    for (int first = rest + thread; first < counting; first += kThreads * kRest) {
+      Pack<T, N> x[kRest];
+#pragma unroll
+      for (int u = 0; u < kRest; ++u) {
+        const std::int64_t i = min(first + u * kThreads, counting - 1);
+        x[u] = Pack<T, N>::load(values + i * N);
+      }
+#pragma unroll
+      for (int u = 0; u < kRest; ++u) {
+        const int i = first + u * kThreads;
+        if (i < counting) add(softmax, x[u], i, split.valid);
+      }
+    }
+  };
 
-    if constexpr (kPart != Part::kFirst) {
+  int turn = 0;
+  bool wanted = false;
+  int target = -1;
+  float at_target = 0.0f;
+  Softmax softmax;  // of this thread's part of the row
+  const auto finish_sums = [&](std::int64_t row) {
+    softmax = of_block<T, kThreads / 32>(softmax, largest_of[turn], sum_of[turn]);
+    turn ^= 1;
+    if (thread == 0) {
+      float* const partial = p.partials + row * 3;
+      partial[0] = softmax.largest;
+      partial[1] = softmax.sum;
+      partial[2] = at_target;
+    }
+  };
+
+  std::int32_t next_id = p.targets[blockIdx.x];
+  // The first turn has no row yet, and fetches one.
+  for (std::int64_t row = std::int64_t{blockIdx.x} - gridDim.x; row < p.rows; row += gridDim.x) {
+    const std::int64_t next = row + gridDim.x;
+    T *const values = p.logits + row * split.cols, *const next_values = p.logits + next * split.cols;
+    const bool next_wanted = next < p.rows && (kPart == Part::kFirst || next_id >= 0);
+    const int next_target = target_column(next_id, split);
+    next_id = id_of(next + gridDim.x);
+    float next_at_target = 0.0f;
+    if (kPart != Part::kSecond && thread == 0 && next_wanted && next_target >= 0)
+      next_at_target = to_float(next_values[next_target]);
+    if constexpr (kPart == Part::kFirst) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < groups; ++chunk) {
+        if (chunk == chunks - 1) {  // in the order of both at once, for the same bits
+          if (wanted) add_own(softmax);
+          fetch_own(next_values, next_wanted);
+        }
+        wait_for_copies<kChunks - 1>();
+        if (wanted) add_chunk(softmax, chunk);
+        fetch(next_values, next_wanted, chunk);
+      }
+      if (wanted) {
+        add_rest(softmax, values);
+        finish_sums(row);
+        softmax = {};
+      }
+    } else {
+      if (kPart == Part::kBoth && wanted) finish_sums(row);
       if (kPart == Part::kSecond && wanted) {
         const TokenSoftmax all = combine(p.partials, row, p.rows, p.ranks);
         softmax = {all.largest, all.sum};
       }
       const Probability<T> probability(softmax);
-      const int shown = wanted ? split.valid : 0, plain = min(p.held, shown / N);
-      const auto replace = [&](int i, Pack<T, N> x) {
+      const int shown = wanted ? split.valid : 0, target_pack = target < 0 ? -1 : target / N;
+      const auto replace = [&](int i, const Pack<T, N>& logits) {
+        float x[N];
+        logits.widen(x);
 #pragma unroll
-        for (int n = 0; n < N; ++n) {
-          const float gradient = probability(x[n]) - (i * N + n == target ? 1.0f : 0.0f);
-          x.set(n, i * N + n < shown ? gradient : 0.0f);
-        }
-        x.store(values + std::int64_t{i} * N);
-      };
-      const bool has_target = target >= 0 && target / N % kThreads == thread;
-      const int target_chunk = has_target ? target / (N * kThreads * kUnroll) : -1;
-#pragma unroll 1
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        if constexpr (kPart == Part::kSecond) wait_for_copies(kChunks - 1);
-        if (pack_of(chunk, kUnroll - 1) < plain && chunk != target_chunk) {
+        for (int n = 0; n < N; ++n) x[n] = probability(x[n]);
+        if (i == target_pack || i >= shown / N) {
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const int i = pack_of(chunk, u);
-            Pack<T, N> x = Pack<T, N>::load(held + i * N);
-#pragma unroll
-            for (int n = 0; n < N; ++n) x.set(n, probability(x[n]));
-            x.store(values + std::int64_t{i} * N);
+          for (int n = 0; n < N; ++n) {
+            if (i * N + n == target) x[n] -= 1.0f;
+            if (i * N + n >= shown) x[n] = 0.0f;
           }
-        } else {
+        }
+        Pack<T, N>::rounded(x).store(values + std::int64_t{i} * N);
+      };
+      softmax = {};
+
+      if (row >= 0) {
+#pragma unroll
+        for (int u = 0; u < kOwn; ++u) {
+          if (own_pack(u) < rest) replace(own_pack(u), own[u]);
+        }
+      }
+      fetch_own(next_values, next_wanted);
 #pragma unroll 1
+      for (int chunk = 0; chunk < groups; ++chunk) {
+        if constexpr (kPart == Part::kSecond) wait_for_copies<kChunks - 1>();
+        if (row >= 0) {
+#pragma unroll
           for (int u = 0; u < kUnroll; ++u) {
             const int i = pack_of(chunk, u);
             if (i < p.held) replace(i, Pack<T, N>::load(held + i * N));
           }
         }
-        fetch(next, next_wanted, chunk);
+        fetch(next_values, next_wanted, chunk);
+        if (kPart == Part::kBoth && chunk > 0) {
+          wait_for_copies<1>();
+          if (next_wanted) add_chunk(softmax, chunk - 1);
+        }
       }
-      for (int first = p.held + thread; first < packs; first += kThreads * kUnroll) {
-        Pack<T, N> x[kUnroll];
+      if (row >= 0) {
+        for (int first = rest + thread; first < counting; first += kThreads * kRest) {
+          Pack<T, N> x[kRest];
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const std::int64_t i = min(first + u * kThreads, packs - 1);
-          x[u] = Pack<T, N>::load(values + i * N);
-        }
+          for (int u = 0; u < kRest; ++u) {
+            const std::int64_t i = min(first + u * kThreads, counting - 1);
+            x[u] = Pack<T, N>::load(values + i * N);
+          }
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          const int i = first + u * kThreads;
-          if (i < packs) replace(i, x[u]);
+          for (int u = 0; u < kRest; ++u) {
+            const int i = first + u * kThreads;
+            if (i < counting) replace(i, x[u]);
+          }
         }
+        // Padding has no gradient.
+        for (int i = counting + thread; i < packs; i += kThreads)
+          Pack<T, N>{}.store(values + std::int64_t{i} * N);
+      }
+      if (kPart == Part::kBoth && next_wanted) {
+        add_own(softmax);  // while the last copies arrive
+        wait_for_copies<0>();
+        if (chunks > 0) add_chunk(softmax, chunks - 1);
+        add_rest(softmax, next_values);
       }
     }
-    row = next;
-    id = next_id;
     wanted = next_wanted;
+    target = next_target;
+    at_target = next_at_target;
   }
 }
 

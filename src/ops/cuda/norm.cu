@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kMostRowThreads, 1) backward_kernel(const Back
   float found = 0.0f;
   while (row < p.rows) {
     Packed x[K], dy[K], dx[K];
-    if constexpr (kAhead<T, N>) wait_for_copies(0);
+    if constexpr (kAhead<T, N>) wait_for_copies<0>();
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       if (!inside(k)) continue;

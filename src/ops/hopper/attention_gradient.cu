@@ -15,7 +15,8 @@ namespace {
 
 /// For every query row of whole tiles: log2(e) · log-sum-exp, and the sum of out · dout, to which all score
 /// gradients of the row are relative. Rows beyond the sequence get infinity, so that no key has a part in
-/// them. A warp takes some heads of four rows; a row of blocks, a sample.
+/// them. A warp takes some heads of four rows; a row of blocks, a sample. Counters that come next are set to
+/// zero besides.
 template <int kHead>
 struct RowValues {
   static constexpr int kRows = 4, kLanes = kHead / 8, kHeads = 32 / kLanes, kWarps = 8;
@@ -24,6 +25,8 @@ struct RowValues {
   std::int64_t out_row, out_sample, dout_row, dout_sample;  ///< strides
   const float* statistics;
   float* rows;
+  unsigned* counters;
+  int counter_count;  ///< at most a thread each
   int heads, sequence, padded;
 };
 
@@ -35,6 +38,8 @@ __global__ void __launch_bounds__(256) row_values_kernel(RowValues<kHead> p) {
   const int groups = (p.heads + Shape::kHeads - 1) / Shape::kHeads;
   const int item = static_cast<int>(blockIdx.x) * Shape::kWarps + static_cast<int>(threadIdx.x) / 32;
   const int head = item % groups * Shape::kHeads + lane / Shape::kLanes, row = item / groups * kRows;
+  const unsigned counter = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x;
+  if (counter < static_cast<unsigned>(p.counter_count)) p.counters[counter] = 0;
   if (row >= p.padded) return;
   const std::int64_t sample = blockIdx.y, col = std::int64_t{min(head, p.heads - 1)} * kHead + part * 8;
   uint4 values[2][kRows];
@@ -110,7 +115,6 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
   p.rising = layout.rising;
   p.scale = shape.scale;
 
-  OCTET_CUDA(cudaMemsetAsync(p.taken, 0, static_cast<std::size_t>(layout.counters_bytes), stream));
   using Values = RowValues<kHead>;
   const Values values{static_cast<const __nv_bfloat16*>(out.data),
                       static_cast<const __nv_bfloat16*>(dout.data),
@@ -120,12 +124,15 @@ void launch(cudaStream_t stream, const AttentionShape& shape, const AttentionOpe
                       dout.sample_stride,
                       statistics.as<float>(),
                       rows,
+                      p.taken,
+                      static_cast<int>(layout.counters_bytes / 4),
                       heads.heads,
                       p.sequence,
                       p.q_tiles * Tiles::kQueries};
   const int items = values.padded / Values::kRows * ((heads.heads + Values::kHeads - 1) / Values::kHeads);
   const dim3 blocks(static_cast<unsigned>((items + Values::kWarps - 1) / Values::kWarps),
                     static_cast<unsigned>(batch));
+  OCTET_ASSERT(values.counter_count <= std::int64_t{256} * blocks.x * blocks.y);
   row_values_kernel<kHead><<<blocks, 256, 0, stream>>>(values);
   OCTET_CUDA_LAUNCH("row_values_kernel");
   const auto kernel = attention_gradient_kernel<kHead>;

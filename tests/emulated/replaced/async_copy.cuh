@@ -38,9 +38,10 @@ inline void end_copy_group() {
   emulated::copies_of_this_thread().groups.emplace_back();
 }
 
-inline void wait_for_copies(int pending) {
+template <int kPending>
+void wait_for_copies() {
   auto& groups = emulated::copies_of_this_thread().groups;
-  while (groups.size() > static_cast<std::size_t>(pending) + 1) {
+  while (groups.size() > kPending + 1u) {
     for (const auto& copy : groups.front()) memcpy(copy.to, copy.from, 16);
     groups.pop_front();
   }
