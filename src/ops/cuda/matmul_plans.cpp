@@ -353,12 +353,11 @@ cublasStatus_t MatmulPlans::launch(cudaStream_t stream, const Plan& plan, const 
 }
 
 // Measured on an H200 under lasting load (docs/performance-log.md): of plain products the own kernel is the
-// faster one where hardly any of its time is lost at edges; an activation that needs no pass of its own, or
-// an addend that is read beside the products, is worth more than that.
+// faster one where hardly any of its time is lost at edges; an activation that needs no pass of its own is
+// worth more than that.
 bool MatmulPlans::prefers_own(const Matmul& args) const {
   if (!own_ || !own_->takes(args)) return false;
-  const double least = args.epilogue != Epilogue::kNone ? 0.85 : args.addend ? 0.96 : 0.98;
-  return always_own_ || own_->efficiency(args) >= least;
+  return always_own_ || own_->efficiency(args) >= (args.epilogue == Epilogue::kNone ? 0.98 : 0.85);
 }
 
 void MatmulPlans::run_library(cudaStream_t stream, const Matmul& args) {

@@ -73,10 +73,9 @@ void Products::run(cudaStream_t stream, const Matmul& args, float* column_sums) 
   product.b = operand_map(args.b, !args.transpose_b);
   product.y = result_map(args.y);
   product.bias = static_cast<const __nv_bfloat16*>(args.bias.data);
-  const Tensor& inner = args.addend ? args.addend : args.inner;
-  product.inner = inner ? result_map(inner) : product.y;
+  product.inner = args.inner ? result_map(args.inner) : product.y;
   product.y_elements = static_cast<__nv_bfloat16*>(args.y.data);
-  product.inner_elements = static_cast<__nv_bfloat16*>(inner.data);
+  product.inner_elements = static_cast<__nv_bfloat16*>(args.inner.data);
   product.sums = column_sums;
   product.rows = static_cast<int>(args.y.rows);
   product.cols = static_cast<int>(args.y.cols);
@@ -97,9 +96,7 @@ void Products::run(cudaStream_t stream, const Matmul& args, float* column_sums) 
   }
   switch (args.epilogue) {
     case Epilogue::kNone:
-      if (args.addend) {
-        launch<false, false, Ending::kAddend>(stream, product, clusters_);
-      } else if (args.transpose_b) {
+      if (args.transpose_b) {
         launch<false, false, Ending::kBfloat16>(stream, product, clusters_);
       } else {
         launch<false, true, Ending::kBfloat16>(stream, product, clusters_);

@@ -91,7 +91,7 @@ class Finish {
   // Rows whose instructions run interleaved, and batches of inner at work and on their way, as far as
   // registers go.
   static constexpr int kTogether = kSwigluBackward ? 2 : kAtOnce;
-  static constexpr int kRing = kSwigluBackward ? 2 : reads_inner(kEnding) ? 4 : 1;
+  static constexpr int kRing = kSwigluBackward ? 2 : is_gradient(kEnding) ? 4 : 1;
   using Batch = Eight[kAtOnce][kReads];
 
   __device__ int place() const { return kSwiglu ? lane_ % 16 : lane_; }
@@ -108,7 +108,7 @@ class Finish {
   }
 
   __device__ void fetch(int round, Batch& batch) const {
-    if constexpr (reads_inner(kEnding)) {
+    if constexpr (is_gradient(kEnding)) {
       if (batch_of(round) >= kBatches) return;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -125,7 +125,7 @@ class Finish {
   __device__ void take(int half) {
     half_ = half;
     handover_.take(half);
-    if constexpr (!reads_inner(kEnding)) {
+    if constexpr (!is_gradient(kEnding)) {
       if (warp_ != half || lane_ != 0) return;
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
@@ -137,7 +137,7 @@ class Finish {
     }
   }
   __device__ void release() {
-    if (!reads_inner(kEnding) && lane_ == 0) wait_for_reads<0>();
+    if (!is_gradient(kEnding) && lane_ == 0) wait_for_reads<0>();
     handover_.release(half_);
   }
 
@@ -187,9 +187,6 @@ class Finish {
           const float2 two = unpacked(s[i].words[w]);
           if constexpr (kEnding == Ending::kGelu) {
             y[i].words[w] = packed(gelu(two.x), gelu(two.y));
-          } else if constexpr (kEnding == Ending::kAddend) {
-            const float2 added = unpacked(value[0].words[w]);
-            y[i].words[w] = packed(two.x + added.x, two.y + added.y);
           } else if constexpr (kGeluBackward) {
             const float2 v = unpacked(value[0].words[w]);
             y[i].words[w] = packed(two.x * gelu_derivative(v.x), two.y * gelu_derivative(v.y));

@@ -101,8 +101,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ Product product) {
   using Mine = Resources<kEnding>;
   constexpr int kStages = Mine::kStages;
-  constexpr bool kHasBias =
-      kEnding == Ending::kBfloat16 || kEnding == Ending::kAddend || kEnding == Ending::kGelu;
+  constexpr bool kHasBias = kEnding == Ending::kBfloat16 || kEnding == Ending::kGelu;
   extern __shared__ unsigned char memory[];
   const std::uint32_t stages = (shared_address(memory) + 1023) & ~1023u;
   const std::uint32_t results = stages + kStages * kStageBytes, barriers = results + Mine::kResultBytes;
@@ -163,7 +162,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
         } else {
           load_for_both(b, product.b, full(stage), k, col);
         }
-        if constexpr (reads_inner(kEnding)) prefetch_inner<kEnding>(product, tile, rank, step);
+        if constexpr (is_gradient(kEnding)) prefetch_inner<kEnding>(product, tile, rank, step);
         next_stage();
         // The stages are full: there is time.
         if (step == min(kStages, product.steps) - 1) turns.ask(product, rank, clusters);

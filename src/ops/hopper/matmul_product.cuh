@@ -9,12 +9,11 @@
 namespace octet::hopper {
 
 /// What becomes of the sums s. In bfloat16, s (with its bias) is rounded before an activation follows, as it
-/// is where the activation, or what is added, is an operator's of its own.
+/// is where the activation is an operator of its own.
 enum class Ending {
   kFloat32,           ///< y = s
   kAdd,               ///< y += s, float32
   kBfloat16,          ///< y = s + bias
-  kAddend,            ///< y = s + bias, rounded, + inner
   kGelu,              ///< inner = s + bias, y = gelu(inner)
   kGeluGradient,      ///< y = s · gelu'(inner)
   kGeluGradientSums,  ///< the same, and sums over the rows of y as it was rounded
@@ -28,8 +27,8 @@ __host__ __device__ constexpr bool in_bfloat16(Ending ending) {
   return ending >= Ending::kBfloat16;
 }
 /// Whether inner is read.
-__host__ __device__ constexpr bool reads_inner(Ending ending) {
-  return ending == Ending::kAddend || (ending >= Ending::kGeluGradient && ending != Ending::kSwiglu);
+__host__ __device__ constexpr bool is_gradient(Ending ending) {
+  return ending >= Ending::kGeluGradient && ending != Ending::kSwiglu;
 }
 __host__ __device__ constexpr bool is_swiglu_gradient(Ending ending) {
   return ending == Ending::kSwigluGradient || ending == Ending::kSwigluGradientAlone;

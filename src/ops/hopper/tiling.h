@@ -59,11 +59,10 @@ inline bool takes(const Matmul& args) {
       (args.bias.dtype != DType::kBF16 || reinterpret_cast<std::uintptr_t>(args.bias.data) % 16 != 0))
     return false;
   if (weight_gradient) return args.y.dtype == DType::kF32 && !args.bias && !args.addend;
-  if (args.y.dtype != DType::kBF16 || args.accumulate) return false;
-  if (args.addend && !copyable(args.addend)) return false;
+  if (args.y.dtype != DType::kBF16 || args.accumulate || args.addend) return false;
   switch (args.epilogue) {
     case Epilogue::kNone:
-      return forward || (input_gradient && !args.bias && !args.addend);
+      return forward || (input_gradient && !args.bias);
     case Epilogue::kGelu:
       return forward;
     case Epilogue::kSwiglu:
