@@ -137,9 +137,8 @@ class BlockStack {
                       Tensor mean);
   /// Adds the gradient through the norm before `which` to `gradient`, measured in `largest` or copied to
   /// `copies`, and leaves the norm's output, unless it was kept, in place of `dy`, or of the input of `which`
-  /// in 8 bits. Where
-  /// sums_in_norms(), also the bias gradient of the linear layer before it, whose output's gradient
-  /// `gradient` is on entry.
+  /// in 8 bits. Where sums_in_norms(), also the bias gradient of the linear layer before it, whose output's
+  /// gradient `gradient` is on entry.
   void norm_backward(Stream& stream, const Weights& w, int slab, LinearLayer which, Tensor x, int weight_row,
                      int bias_row, Tensor rstd, Tensor mean, Tensor dy, Tensor gradient, Tensor largest,
                      const OutputCodes& copies);
