@@ -15,8 +15,8 @@ class OwnAttentionTest : public AttentionFixture {
 
 // Tiles are 128 keys by 192 or 128 queries forward, and backward by 128 or 64 of heads of 128: within one, at
 // edges, and many; in the end with more heads than are at work at once, also on an H200, so that memory of
-// query gradients is used again. The last two shapes have few key heads and many queries of each, whose parts
-// are added in the order of rising keys.
+// query gradients is used again. The last three shapes have few key heads and many queries of each, whose
+// parts are added in the order of rising keys.
 TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
   const AttentionShape shapes[] = {
       shape_of({2, 2, 64, 1, 0}, 2, 128, 128),  shape_of({2, 1, 64, 2, 0}, 1, 300, 300),
@@ -26,6 +26,7 @@ TEST_P(OwnAttentionTest, MatchesTheDefinitionInFloat64) {
       shape_of({2, 2, 64, 2, 2}, 3, 200, 210),  shape_of({1, 1, 64, 1, 0}, 1, 200, 1100),
       shape_of({2, 2, 128, 1, 0}, 3, 170, 170), shape_of({12, 12, 64, 1, 0}, 3, 20, 1100),
       shape_of({8, 1, 64, 8, 0}, 3, 300, 300),  shape_of({6, 1, 128, 6, 0}, 2, 150, 280),
+      shape_of({4, 1, 64, 4, 0}, 1, 515, 515),
   };
   for (const AttentionShape& shape : shapes) {
     const AttentionInputs in = inputs(shape);

@@ -72,9 +72,11 @@ __global__ void __launch_bounds__(256) row_values_kernel(RowValues<kHead> p) {
   const bool inside = row + part < p.sequence;
   const float log_sum =
       inside ? p.statistics[series * p.sequence + row + part] * kLog2E : __int_as_float(0x7f800000);
-  constexpr int kQueries = GradientTiles<kHead>::kQueries;
+  using Tiles = GradientTiles<kHead>;
+  constexpr int kQueries = Tiles::kQueries;
   const int at = row + part;
-  float* const to = p.rows + 2 * (series * p.padded + at / kQueries * kQueries) + at % kQueries;
+  float* const to =
+      p.rows + 2 * (series * p.padded + at / kQueries * kQueries) + Tiles::row_place(at % kQueries);
   to[0] = log_sum;
   to[kQueries] = inside ? sum : 0.0f;
 }

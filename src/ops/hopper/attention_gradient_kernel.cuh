@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "attention_gradient_copies.cuh"
 #include "attention_gradient_layout.cuh"
 #include "instructions.cuh"
 #include "tickets.cuh"
@@ -22,123 +23,6 @@
 /// blocks run at once.
 namespace octet::hopper {
 
-/// One thread: what the computing warpgroups read.
-template <int kHead>
-__device__ inline void load_operands(const AttentionGradient& p, const GradientMemory<kHead>& at,
-                                     int pieces) {
-  using Tiles = GradientTiles<kHead>;
-  Tickets tickets(at.tickets());
-  RingPlace<Tiles::kStages> ring;
-  RingPlace<Tiles::kKeyStages> keys;
-  const auto ask = [&] { tickets.ask(p.taken, [&](int ticket) { return Piece::number_of(p, ticket); }); };
-  ask();
-  for (int number; (number = tickets.next<false>()) < pieces;) {
-    const Piece piece = Piece::at<Tiles::kQueries>(p, number);
-    const int first_head = piece.kv_head * p.group;
-    const int rows_head = piece.sample * p.kv_heads * p.group + first_head;
-    bool keys_asked = false;
-    for (Cursor cursor(p, piece); cursor.left > 0; cursor.advance(p)) {
-      // All that can be computed before the place is free.
-      const int head = first_head + cursor.head, col = head * kHead, row = cursor.tile * Tiles::kQueries;
-      const float* const rows =
-          p.rows + (std::int64_t{rows_head + cursor.head} * p.q_tiles + cursor.tile) * (2 * Tiles::kQueries);
-      const std::uint32_t arrival = at.full(ring.place), dout_arrival = at.dout_full(ring.place),
-                          query = at.query(ring.place), dout = at.dout(ring.place),
-                          rows_place = at.rows(ring.place);
-      wait(at.empty(ring.place), ring.parity ^ 1);
-      if constexpr (Tiles::kDoutApart) {
-        arrive_expecting(arrival, Tiles::kQueryBytes + Tiles::kRowBytes);
-        arrive_expecting(dout_arrival, Tiles::kQueryBytes);
-      } else {
-        arrive_expecting(arrival, 2 * Tiles::kQueryBytes + Tiles::kRowBytes);
-      }
-      for (int part = 0; part < kHead / 64; ++part) {
-        load(query + part * Tiles::kQueries * 128, p.query, arrival, col + part * 64, row, piece.sample);
-      }
-      load_bytes(rows_place, rows, Tiles::kRowBytes, arrival);
-      for (int part = 0; part < kHead / 64; ++part) {
-        load(dout + part * Tiles::kQueries * 128, p.dout, dout_arrival, col + part * 64, row, piece.sample);
-      }
-      ring.advance();
-      // After the first queries, for which there may be room before the keys of an earlier piece are given
-      // up.
-      if (!keys_asked) {
-        keys_asked = true;
-        const std::uint32_t keys_arrival = at.keys_full(keys.place);
-        wait(at.keys_empty(keys.place), keys.parity ^ 1);
-        arrive_expecting(keys_arrival, 2 * Tiles::kKeyBytes);
-        for (int part = 0; part < kHead / 64; ++part) {
-          const int offset = part * kPieceKeys * 128, col = piece.kv_head * kHead + part * 64;
-          load(at.key(keys.place) + offset, p.key, keys_arrival, col, piece.part * kPieceKeys, piece.sample);
-          load(at.value(keys.place) + offset, p.value, keys_arrival, col, piece.part * kPieceKeys,
-               piece.sample);
-        }
-        keys.advance();
-      }
-      // Not sooner: pieces that come after it wait for the next one.
-      if (cursor.is_last()) ask();
-    }
-  }
-}
-
-/// One thread a place: adds the query gradients of this block to those of others, in turn; to those of a
-/// tile's last part it gives the others' sum, and writes them. Threads take tiles by turns.
-template <int kHead>
-__device__ inline void add_query_gradients(const AttentionGradient& p, const GradientMemory<kHead>& at,
-                                           int pieces, int place) {
-  using Tiles = GradientTiles<kHead>;
-  constexpr int kPlaces = Tiles::kSumPlaces, kBytes = Tiles::kSums * 4;
-  const std::uint32_t sums = at.sums(place, 0), ready = at.sums_ready(place);
-  Tickets tickets(at.tickets());
-  int parity = 0, skipped = place;  // tiles until the next one of this thread
-  for (int number; (number = tickets.next<false>()) < pieces;) {
-    const Piece piece = Piece::at<Tiles::kQueries>(p, number);
-    Cursor cursor(p, piece);
-    const int tiles = cursor.left;
-    // The place for the query gradients of a tile, after those before were copied from it.
-    const auto give_place = [&] {
-      const TilePart part = TilePart::at<Tiles::kQueries>(p, piece, cursor.tile);
-      if (part.after == 0 && part.before > 0) {
-        const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
-        wait_for_count(p.counters + tile.index, tile.turn);
-        arrive_expecting(ready, kBytes);
-        load_bytes(sums, p.sums + tile.index * Tiles::kSums, kBytes, ready);
-      } else {
-        arrive(ready);
-      }
-    };
-    cursor.skip(p, skipped);
-    if (cursor.left > 0) give_place();
-    while (cursor.left > 0) {
-      const QueryTile tile = QueryTile::at<Tiles::kQueries>(p, piece, cursor);
-      unsigned* const counter = p.counters + tile.index;
-      wait(at.sums_full(place), parity);
-      parity ^= 1;
-      if (tile.part.after == 0) {
-        for (int half = 0; half < 2; ++half) {
-          const int head = piece.kv_head * p.group + cursor.head;
-          store(p.dquery, at.sums(place, half), head * kHead + (kHead == 64 ? 0 : half * 64),
-                cursor.tile * Tiles::kQueries + (kHead == 64 ? half * 64 : 0), piece.sample);
-        }
-      } else {
-        float* const to = p.sums + tile.index * Tiles::kSums;
-        wait_for_count(counter, tile.turn);
-        if (tile.part.before == 0) {
-          store_floats_at(to, sums, kBytes);
-        } else {
-          add_floats_at(to, sums, kBytes);
-        }
-      }
-      wait_for_reads<0>();
-      cursor.skip(p, kPlaces);
-      if (cursor.left > 0) give_place();
-      if (tile.part.after > 0) wait_for_stores();
-      count_on(counter);
-    }
-    skipped = (skipped + kPlaces * tiles - tiles) % kPlaces;
-  }
-}
-
 /// Packs 64 rows of 64 sums into a box, of which thread t of a warpgroup holds what products left it.
 __device__ inline void store_box(std::uint32_t box, const float* d, float scale) {
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
@@ -154,16 +38,34 @@ __device__ inline void store_box(std::uint32_t box, const float* d, float scale)
   }
 }
 
+/// Row values of the queries of elements i to i + 7 of a thread's scores: of i and i + 1, which i + 2 and i +
+/// 3 share, and of i + 4 and i + 5.
+template <int kHead>
+__device__ inline float4 load_rows(std::uint32_t rows, int i, int lane) {
+  if constexpr (GradientTiles<kHead>::kWideRows) return load_floats(rows + i * 8 + lane % 4 * 16);
+  const float2 low = load_two_floats(rows + i * 8 + lane % 4 * 8);
+  const float2 high = load_two_floats(rows + i * 8 + 32 + lane % 4 * 8);
+  return {low.x, low.y, high.x, high.y};
+}
+
 /// A warpgroup: half of the keys of a piece, by all queries that see them; and of the queries' gradients half
 /// of the rows (heads of 64) or columns.
+///
+/// Score gradients of both warpgroups make a query gradient. Heads of 64 leave registers for its products,
+/// and for those of the key gradient, beside the next tile's scores, so that no warpgroup waits for the other
+/// one. With heads of 128 warpgroups meet once a tile.
 template <int kHead>
 __device__ inline void compute_gradients(const AttentionGradient& p, const GradientMemory<kHead>& at,
                                          int pieces, int half) {
   using Tiles = GradientTiles<kHead>;
-  constexpr bool kAhead = kHead == 64;
-  // Whether it is found out beside products which part of a tile comes next, where registers allow it.
-  constexpr bool kPartAhead = kHead == 128;
   constexpr int kQueries = Tiles::kQueries, kBoxes = Tiles::kScoreBytes / (2 * kBoxBytes);
+  // A thread's part of a tile, and some of it.
+  using Scores = float[kQueries / 2];
+  using Operands = std::uint32_t[kQueries / 16][4];
+  using None = std::integral_constant<int, 0>;
+  using Some = std::integral_constant<int, kQueries / 8>;
+  using Most = std::integral_constant<int, kQueries * 3 / 8>;
+  using All = std::integral_constant<int, kQueries / 2>;
   const int thread = static_cast<int>(threadIdx.x) % kGroup, lane = thread % 32;
   const int key_row = half * 64 + thread / 32 * 16 + lane / 4;  // and 8 rows below
   const float scale = p.scale * kLog2E;
@@ -172,11 +74,12 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
   RingPlace<Tiles::kStages> ring;
   RingPlace<Tiles::kKeyStages> keys;
   RingPlace<Tiles::kSumPlaces> sums;
-  int turn = 0;
+  static_assert(Tiles::kStages == 2, "score gradients are in two places, by the same turns");
   for (int number; (number = tickets.next<true>()) < pieces;) {
     const Piece piece = Piece::at<kQueries>(p, number);
-    float dkey[kHead / 2], dvalue[kHead / 2], s[kQueries / 2];
-    std::uint32_t gradients[kQueries / 16][4];
+    float dkey[kHead / 2], dvalue[kHead / 2];
+    Scores s;
+    Operands gradients;
     const std::uint32_t key = at.key(keys.place), value = at.value(keys.place);
     // 16 elements of all queries' heads, and of this half's keys'
     const auto query_part = [&](std::uint32_t tile, int i) {
@@ -194,49 +97,66 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       }
       products_commit();
     };
-    wait(at.keys_full(keys.place), keys.parity);
-    begin_scores();
-    products_wait<0>();
-    settled(s);
-    int more = 0;
-    Cursor cursor(p, piece);
-    const auto step = [&](auto is_last) {
-      const std::uint32_t query = at.query(ring.place), dout = at.dout(ring.place);
-      const std::uint32_t rows = at.rows(ring.place) + lane % 4 * 8;
-      float ds[kQueries / 2];
+    const auto begin_probability_gradients = [&](Scores& ds) {
       if constexpr (Tiles::kDoutApart) wait(at.dout_full(ring.place), ring.parity);
       products_begin();
 #pragma unroll
       for (int i = 0; i < kHead / 16; ++i) {
-        warpgroup_product<false, false>(ds, key_part(value, i), query_part(dout, i), i > 0);
+        warpgroup_product<false, false>(ds, key_part(value, i), query_part(at.dout(ring.place), i), i > 0);
       }
       products_commit();
-      // The first query that sees the key of row 0, as a column of the tile.
-      const int sees = piece.part * kPieceKeys - (p.keys - p.sequence) - cursor.tile * kQueries;
-      const bool hidden = sees + kPieceKeys > 1;
-      TilePart part;
-      if constexpr (kPartAhead) part = TilePart::at<kQueries>(p, piece, cursor.tile);
+    };
+    const auto begin_query_gradients = [&](float(&dquery)[32], int turn) {
+      products_begin();
 #pragma unroll
-      for (int i = 0; i < kQueries / 2; i += 4) {
-        const float2 two = load_two_floats(rows + i * 8);
+      for (int i = 0; i < kPieceKeys / 16; ++i) {
+        const std::uint32_t left = at.scores(turn) + (kHead == 64 ? half * kPieceKeys * 128 : 0);
+        const std::uint32_t right = key + (kHead == 64 ? 0 : half * kPieceKeys * 128);
+        warpgroup_product<true, true>(dquery, operand_at(left) + i * kDown, operand_at(right) + i * kDown,
+                                      i > 0);
+      }
+      products_commit();
+    };
+    const auto begin_key_gradients = [&](int turn, int add) {
+      products_begin();
+#pragma unroll
+      for (int i = 0; i < kQueries / 16; ++i) {
+        warpgroup_product<true>(dkey, gradients[i], operand_at(at.query(turn)) + i * kDown, add | (i > 0));
+      }
+      products_commit();
+    };
+    // Scores kFrom to kTo of this thread become probabilities.
+    const auto raise = [&](auto from, auto to) {
+      constexpr int kFrom = decltype(from)::value, kTo = decltype(to)::value;
+      const std::uint32_t rows = at.rows(ring.place);
+#pragma unroll
+      for (int i = kFrom; i < kTo; i += 8) {
+        const float4 four = load_rows<kHead>(rows, i, lane);
 #pragma unroll
         for (int h = 0; h < 4; h += 2) {
-          s[i + h] = approximate_exp2(s[i + h] * scale - two.x);
-          s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - two.y);
+          s[i + h] = approximate_exp2(s[i + h] * scale - four.x);
+          s[i + h + 1] = approximate_exp2(s[i + h + 1] * scale - four.y);
+          s[i + h + 4] = approximate_exp2(s[i + h + 4] * scale - four.z);
+          s[i + h + 5] = approximate_exp2(s[i + h + 5] * scale - four.w);
         }
       }
-      // Behind a branch, since ptxas would wait for score gradients before it is done with the powers.
-      if (hidden) {
+    };
+    // Those of keys that queries of this tile do not see. Behind a branch, since ptxas would wait for score
+    // gradients before it is done with the powers.
+    const auto hide = [&](int tile) {
+      // The first query that sees the key of row 0, as a column of the tile.
+      const int sees = piece.part * kPieceKeys - (p.keys - p.sequence) - tile * kQueries;
+      if (sees + kPieceKeys <= 1) return;
 #pragma unroll
-        for (int i = 0; i < kQueries / 2; ++i) {
-          const int first = sees + key_row + i % 4 / 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
-          if (col < first) s[i] = 0.0f;
-        }
+      for (int i = 0; i < kQueries / 2; ++i) {
+        const int first = sees + key_row + i % 4 / 2 * 8, col = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (col < first) s[i] = 0.0f;
       }
-      products_wait<0>();
-      settled(ds);
+    };
+    // Begins value gradients, and leaves score gradients in registers and in shared memory.
+    const auto finish_scores = [&](const Scores& ds, Operands& probabilities, int add) {
+      const std::uint32_t dout = at.dout(ring.place), rows = at.rows(ring.place) + kQueries * 4;
       // By halves, so that few registers hold the same in two forms.
-      std::uint32_t probabilities[kQueries / 16][4];
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         constexpr int kSteps = kQueries / 32;
@@ -247,20 +167,22 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         products_begin();
 #pragma unroll
         for (int i = part * kSteps; i < (part + 1) * kSteps; ++i) {
-          warpgroup_product<true>(dvalue, probabilities[i], operand_at(dout) + i * kDown, more | (i > 0));
+          warpgroup_product<true>(dvalue, probabilities[i], operand_at(dout) + i * kDown, add | (i > 0));
         }
         products_commit();
 #pragma unroll
-        for (int i = 8 * part * kSteps; i < 8 * (part + 1) * kSteps; i += 4) {
-          const float2 two = load_two_floats(rows + kQueries * 4 + i * 8);
+        for (int i = 8 * part * kSteps; i < 8 * (part + 1) * kSteps; i += 8) {
+          const float4 four = load_rows<kHead>(rows, i, lane);
 #pragma unroll
           for (int h = 0; h < 4; h += 2) {
-            gradients[i / 8][i % 8 / 2 + h / 2] =
-                packed(s[i + h] * (ds[i + h] - two.x), s[i + h + 1] * (ds[i + h + 1] - two.y));
+            gradients[i / 8][h / 2] =
+                packed(s[i + h] * (ds[i + h] - four.x), s[i + h + 1] * (ds[i + h + 1] - four.y));
+            gradients[i / 8][2 + h / 2] =
+                packed(s[i + h + 4] * (ds[i + h + 4] - four.z), s[i + h + 5] * (ds[i + h + 5] - four.w));
           }
         }
       }
-      if (more == 0) {
+      if (add == 0) {
         // Boxes of the last piece may still be on their way from here.
         if (thread == 0) wait_for_reads<0>();
         named_barrier(own_barrier, kGroup);
@@ -269,42 +191,15 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       const int row = thread / 32 * 16 + thread % 16, chunk = lane / 16;
 #pragma unroll
       for (int i = 0; i < kQueries / 16; ++i) {
-        store_matrices(at.box(turn, half, i / 4) + row * 128 + (((i % 4 * 2 + chunk) ^ (row & 7)) << 4),
+        store_matrices(at.box(ring.place, half, i / 4) + row * 128 + (((i % 4 * 2 + chunk) ^ (row & 7)) << 4),
                        gradients[i]);
       }
       stores_before_copies();
-      products_wait<0>();
-      settled(dvalue);
-      named_barrier(common_barrier, 2 * kGroup);
-      float dquery[32];
-      products_begin();
-#pragma unroll
-      for (int i = 0; i < kPieceKeys / 16; ++i) {
-        const std::uint32_t left = at.scores(turn) + (kHead == 64 ? half * kPieceKeys * 128 : 0);
-        const std::uint32_t right = key + (kHead == 64 ? 0 : half * kPieceKeys * 128);
-        warpgroup_product<true, true>(dquery, operand_at(left) + i * kDown, operand_at(right) + i * kDown,
-                                      i > 0);
-      }
-      products_commit();
-      products_begin();
-#pragma unroll
-      for (int i = 0; i < kQueries / 16; ++i) {
-        warpgroup_product<true>(dkey, gradients[i], operand_at(query) + i * kDown, more | (i > 0));
-      }
-      products_commit();
-      const int used = ring.place;
-      ring.advance();
-      // The next scores are computed while query gradients are handed on.
-      if constexpr (is_last.value || !kAhead) {
-        products_wait<1>();
-      } else {
-        begin_scores();
-        products_wait<2>();
-      }
-      settled(dquery);
+    };
+    const auto part_of = [&](int tile) { return TilePart::at<kQueries>(p, piece, tile); };
+    const auto hand_on = [&](float(&dquery)[32], const TilePart& part) {
       wait(at.sums_ready(sums.place), sums.parity);
       const std::uint32_t own = at.sums(sums.place, half) + thread * 16;
-      if constexpr (!kPartAhead) part = TilePart::at<kQueries>(p, piece, cursor.tile);
       if (part.after == 0) {
         if (part.before > 0) {
 #pragma unroll
@@ -327,22 +222,105 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
       __syncwarp();
       if (lane == 0) arrive(at.sums_full(sums.place));
       sums.advance();
+    };
+    wait(at.keys_full(keys.place), keys.parity);
+    Cursor cursor(p, piece);
+    if constexpr (Tiles::kLate) {
+      int last_tile = 0;
+#pragma unroll
+      for (int i = 0; i < kHead / 2; ++i) dkey[i] = 0.0f;
+      // Of the tile before, once both warpgroups have its score gradients.
+      const auto begin_last_query_gradients = [&](float(&dquery)[32]) {
+        const int turn = ring.place ^ 1;
+        wait(at.scores_full(turn), ring.parity ^ turn);
+        begin_query_gradients(dquery, turn);
+      };
+      const auto end_last = [&](float(&dquery)[32]) {
+        products_wait<0>();
+        settled(dkey);
+        settled(dquery);
+        if (thread == 0) arrive(at.empty(ring.place ^ 1));
+        hand_on(dquery, part_of(last_tile));
+      };
+      const auto step = [&](auto is_first) {
+        begin_scores();
+        if constexpr (is_first.value) {
+          products_wait<0>();
+          settled(s);
+          raise(None{}, Most{});
+        } else {
+          float dquery[32];
+          begin_key_gradients(ring.place ^ 1, 1);
+          products_wait<1>();
+          settled(s);
+          raise(None{}, Some{});
+          begin_last_query_gradients(dquery);
+          raise(Some{}, Most{});
+          end_last(dquery);
+        }
+        Scores ds;
+        Operands probabilities;
+        begin_probability_gradients(ds);
+        raise(Most{}, All{});
+        hide(cursor.tile);
+        products_wait<0>();
+        settled(ds);
+        finish_scores(ds, probabilities, !is_first.value);
+        __syncwarp();
+        if (lane == 0) arrive(at.scores_full(ring.place));
+        products_wait<0>();
+        settled(dvalue);
+        ring.advance();
+        last_tile = cursor.tile;
+        cursor.advance(p);
+      };
+      step(std::true_type{});
+      while (cursor.left > 0) step(std::false_type{});
+      float dquery[32];
+      begin_key_gradients(ring.place ^ 1, 1);
+      begin_last_query_gradients(dquery);
+      end_last(dquery);
+    } else {
+      int more = 0;
+      begin_scores();
       products_wait<0>();
-      settled(dkey);
-      if constexpr (!is_last.value) {
-        if constexpr (!kAhead) {
+      settled(s);
+      const auto step = [&](auto is_last) {
+        Scores ds;
+        Operands probabilities;
+        begin_probability_gradients(ds);
+        // Found out beside products.
+        const TilePart part = part_of(cursor.tile);
+        raise(None{}, All{});
+        hide(cursor.tile);
+        products_wait<0>();
+        settled(ds);
+        finish_scores(ds, probabilities, more);
+        products_wait<0>();
+        settled(dvalue);
+        named_barrier(common_barrier, 2 * kGroup);
+        float dquery[32];
+        begin_query_gradients(dquery, ring.place);
+        begin_key_gradients(ring.place, more);
+        products_wait<1>();
+        settled(dquery);
+        hand_on(dquery, part);
+        products_wait<0>();
+        settled(dkey);
+        const int used = ring.place;
+        ring.advance();
+        if constexpr (!is_last.value) {
           begin_scores();
           products_wait<0>();
+          settled(s);
         }
-        settled(s);
-      }
-      if (thread == 0) arrive(at.empty(used));
-      turn ^= 1;
-      more = 1;
-      cursor.advance(p);
-    };
-    while (!cursor.is_last()) step(std::false_type{});
-    step(std::true_type{});
+        if (thread == 0) arrive(at.empty(used));
+        more = 1;
+        cursor.advance(p);
+      };
+      while (!cursor.is_last()) step(std::false_type{});
+      step(std::true_type{});
+    }
     if (thread == 0) arrive(at.keys_empty(keys.place));
     keys.advance();
     // Where score gradients of this warpgroup come next.
@@ -354,7 +332,7 @@ __device__ inline void compute_gradients(const AttentionGradient& p, const Gradi
         if (thread == 0) wait_for_reads<0>();
         named_barrier(own_barrier, kGroup);
       }
-      const std::uint32_t box = at.box(turn, half, i % kBoxes);
+      const std::uint32_t box = at.box(ring.place, half, i % kBoxes);
       store_box(box, (is_key ? dkey : dvalue) + part * 32, is_key ? p.scale : 1.0f);
       stores_before_copies();
       named_barrier(own_barrier, kGroup);
@@ -384,7 +362,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   lower_registers_to<24>();
   if (threadIdx.x == 0) {
     load_operands<kHead>(p, at, pieces);
-  } else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GradientTiles<kHead>::kSumPlaces) {
+  } else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GradientTiles<kHead>::kAdders) {
     add_query_gradients<kHead>(p, at, pieces, static_cast<int>(threadIdx.x) / 32 - 1);
   }
 }

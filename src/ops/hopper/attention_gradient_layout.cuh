@@ -16,6 +16,7 @@ struct GradientTiles {
   static_assert(kHead == 64 || kHead == 128);
   static constexpr int kQueries = tile_queries(kHead);
   static constexpr int kStages = 2, kKeyStages = kHead == 64 ? 2 : 1, kSumPlaces = kHead == 64 ? 1 : 2;
+  static constexpr int kAdders = 2;  ///< threads that add query gradients
   static constexpr int kKeyBytes = kPieceKeys * kHead * 2, kQueryBytes = kQueries * kHead * 2;
   static constexpr int kRowBytes = kQueries * 8;
   static constexpr int kStageBytes = 2 * kQueryBytes;
@@ -23,7 +24,16 @@ struct GradientTiles {
   static constexpr int kSums = kQueries * kHead;  ///< of a tile of query gradients
   /// Whether queries may come before gradients of outputs, which the next scores do not need.
   static constexpr bool kDoutApart = kHead == 128;
-  static constexpr int kBarriers = 2 * (kKeyStages + kStages + kSumPlaces) + (kDoutApart ? kStages : 0);
+  /// Whether gradients of keys and queries are computed beside the next tile's scores.
+  static constexpr bool kLate = kHead == 64;
+  static constexpr int kBarriers =
+      2 * (kKeyStages + kStages) + 3 * kSumPlaces + (kDoutApart ? kStages : 0) + (kLate ? 2 : 0);
+  /// Whether a thread reads row values by fours, for which they are in another order.
+  static constexpr bool kWideRows = kHead == 64;
+  /// Where the value of a query is among those of a tile.
+  __host__ __device__ static constexpr int row_place(int query) {
+    return kWideRows ? query / 16 * 16 + query % 8 / 2 * 4 + query % 16 / 8 * 2 + query % 2 : query;
+  }
   /// With 256 bytes to align to the 1024 of a swizzle: on GPUs, where a kernel without static shared memory
   /// has its dynamic memory at a multiple of 1024 already, none are needed, and there is no room for more.
   static constexpr int kSharedBytes = 256 + kKeyStages * 2 * kKeyBytes + kStages * (kStageBytes + kRowBytes) +
@@ -35,10 +45,12 @@ struct GradientTiles {
 struct AttentionGradient {
   CUtensorMap query, key, value, dout;  ///< boxes of 64 columns; 128 keys, or the queries of a tile
   CUtensorMap dquery, dkey, dvalue;     ///< boxes of 64 columns and 64 rows
-  const float* rows;   ///< [batch·heads, q_tiles, 2, kQueries]: log2(e) · log-sum-exp, and sum(out · dout)
-  float* sums;         ///< [slots, group, q_tiles, kSums]: of query gradients
-  unsigned* counters;  ///< [slots, group, q_tiles]: what was done to each of these tiles; 0 at first
-  unsigned* taken;     ///< pieces; 0 at first
+  /// [batch·heads, q_tiles, 2, kQueries]: log2(e) · log-sum-exp, and sum(out · dout), of a tile's queries in
+  /// the order of row_place()
+  const float* rows;
+  float* sums;                 ///< [slots, group, q_tiles, kSums]: of query gradients
+  unsigned* counters;          ///< [slots, group, q_tiles]: what was done to each of these tiles; 0 at first
+  unsigned* taken;             ///< pieces; 0 at first
   int batch, kv_heads, group;  ///< group: query heads of a key head
   int sequence, keys;          ///< rows of a sample
   int q_tiles, pieces;         ///< of a sample's queries, and of its keys
@@ -165,10 +177,14 @@ struct GradientMemory {
   /// sums() may be written, and hold the other parts where this is the last one; they were written.
   __device__ std::uint32_t sums_ready(int place) const { return empty(kStages + place); }
   __device__ std::uint32_t sums_full(int place) const { return sums_ready(kSumPlaces + place); }
+  /// They were copied from there.
+  __device__ std::uint32_t sums_read(int place) const { return sums_full(kSumPlaces + place); }
+  /// Of kLate: both warpgroups' score gradients are there.
+  __device__ std::uint32_t scores_full(int turn) const { return sums_read(kSumPlaces + turn); }
 
   __device__ void init() const {
     constexpr int kWarps = 2 * kGroup / 32;
-    Tickets::init(tickets(), kWarps + 1 + kSumPlaces);  // and who loads, and who add
+    Tickets::init(tickets(), kWarps + 1 + Tiles::kAdders);  // and who loads, and who add
     for (int stage = 0; stage < kKeyStages; ++stage) {
       barrier_init(keys_full(stage), 1);
       barrier_init(keys_empty(stage), 2);
@@ -181,7 +197,9 @@ struct GradientMemory {
     for (int place = 0; place < kSumPlaces; ++place) {
       barrier_init(sums_ready(place), 1);
       barrier_init(sums_full(place), kWarps);
+      barrier_init(sums_read(place), 1);
     }
+    for (int turn = 0; Tiles::kLate && turn < 2; ++turn) barrier_init(scores_full(turn), kWarps);
     barriers_ready();
   }
 };
