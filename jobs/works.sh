@@ -146,7 +146,7 @@ work_of() { # name
     llama-1b-fp8) bench llama-1b 1 8192 4 4 128256 1b model.tied=false memory.logits_mib=8192 precision.fp8=delayed ;;
     llama-3b) bench llama-3b 1 8192 2 2 128256 3b model.tied=false memory.logits_mib=4400 ;;
     llama-3b-fp8) bench llama-3b 1 8192 2 2 128256 3b model.tied=false memory.logits_mib=4400 precision.fp8=delayed ;;
-    qwen2.5-7b) bench qwen2-7b 1 1024 16 128 152064 - "${small_state[@]}" memory.recompute=selective ;;
+    qwen2.5-7b) bench qwen2-7b 1 1024 16 128 152064 - "${small_state[@]}" memory.recompute=selective memory.logits_mib=2400 ;;
     qwen2.5-7b-fp8) bench qwen2-7b 1 1024 8 128 152064 - "${small_state[@]}" precision.fp8=delayed ;;
     llama-8b) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=3 memory.logits_mib=256 ;;
     llama-8b-fp8) bench llama-8b 2 8192 1 2 128256 8b parallel.zero=2 memory.logits_mib=2048 parallel.overlap_optimizer=true precision.fp8=delayed precision.fp8_gather=true ;;
