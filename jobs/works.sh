@@ -12,7 +12,7 @@ works_file=${BASH_SOURCE[0]}
 table="work|GPUs|micro|step ms|tok/s/gpu|MFU|planned GiB|driver GiB|rival tok/s/gpu|rival allocated GiB|rival driver GiB|ratio"
 declare -A rivals # "shape micro sequence ranks": its row, run once
 
-median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? v[int((NR + 1) / 2)] : "-" }'; }
+median() { sort -g | awk '{ v[NR] = $1 } END { print NR ? (v[int((NR + 1) / 2)] + v[int(NR / 2) + 1]) / 2 : "-" }'; }
 
 # Runs a command for at most LIMIT seconds, and not past the script's `budget` where it has one.
 limited() {
