@@ -23,5 +23,5 @@ run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
 for one in "${works[@]}"; do measure "$one" || true; done
 echo
-nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader 2>/dev/null | sed -n 1p
+nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader 2>/dev/null | sed -n 1p || true
 column -t -s '|' <<<"$table" 2>/dev/null || echo "$table"
