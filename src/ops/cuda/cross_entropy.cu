@@ -232,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
       if (own_pack(u) < rest) add(softmax, own[u], own_pack(u), split.valid);
     }
   };
-  const auto add_rest = [&](Softmax& softmax, const T* values) {
+  // Packs that are held nowhere are read, and handed to `use` with their numbers.
+  const auto over_rest = [&](const T* values, auto&& use) {
     for (int first = rest + thread; first < counting; first += kThreads * kRest) {
       Pack<T, N> x[kRest];
 #pragma unroll
@@ -243,9 +244,12 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
 #pragma unroll
       for (int u = 0; u < kRest; ++u) {
         const int i = first + u * kThreads;
-        if (i < counting) add(softmax, x[u], i, split.valid);
+        if (i < counting) use(i, x[u]);
       }
     }
+  };
+  const auto add_rest = [&](Softmax& softmax, const T* values) {
+    over_rest(values, [&](int i, const Pack<T, N>& x) { add(softmax, x, i, split.valid); });
   };
 
   int turn = 0;
@@ -339,19 +343,7 @@ __global__ void __launch_bounds__(kThreads, kResident / kThreads) rows_kernel(co
         }
       }
       if (row >= 0) {
-        for (int first = rest + thread; first < counting; first += kThreads * kRest) {
-          Pack<T, N> x[kRest];
-#pragma unroll
-          for (int u = 0; u < kRest; ++u) {
-            const std::int64_t i = min(first + u * kThreads, counting - 1);
-            x[u] = Pack<T, N>::load(values + i * N);
-          }
-#pragma unroll
-          for (int u = 0; u < kRest; ++u) {
-            const int i = first + u * kThreads;
-            if (i < counting) replace(i, x[u]);
-          }
-        }
+        over_rest(values, replace);
         // Padding has no gradient.
         for (int i = counting + thread; i < packs; i += kThreads)
           Pack<T, N>{}.store(values + std::int64_t{i} * N);
