@@ -144,9 +144,10 @@ std::vector<DeckKey> optimizer_keys() {
            "the bytes of bf16, with the same results"),
       choice(
           OCTET_KEY(memory.recompute), {"none", "selective", "block"},
-          "none: all is kept that the backward pass needs; selective: backward kernels rebuild norm outputs "
-          "and MLP activations from their inputs, at about a hundredth of a step's time; block: keep a "
-          "layer's input only and run it again in the backward pass"),
+          "none: all is kept that the backward pass needs, but what 8-bit products and norms with sequence "
+          "parallelism rebuild in any case; selective: backward kernels rebuild norm outputs and MLP "
+          "activations from their inputs, at about a hundredth of a step's time; block: keep a layer's input "
+          "only and run it again in the backward pass"),
       count(OCTET_KEY(memory.recompute_every), at_least(1), "block: recompute one layer of every so many"),
       count(OCTET_KEY(memory.logits_mib), at_least(1), "largest piece of the logits held at once, MiB"),
   };
